@@ -1,0 +1,164 @@
+"""The command line: `python -m grpo_core` trains the start policy and writes what happened into outputs/."""
+
+import dataclasses
+import json
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import tyro
+from tqdm import tqdm
+
+from grpo_core.checkpoint import CheckpointError
+from grpo_core.evaluate import greedy_accuracy
+from grpo_core.grpo import GRPOConfig, train
+from grpo_core.history import History, TrainingDiverged
+from grpo_core.report import group_example, summary_table, write_json, write_report, write_text
+from grpo_core.task import Addition
+from grpo_core.warm_start import RECIPE, fine_tune, save_policy, warm_start
+
+
+@dataclass(frozen=True)
+class Run:
+    """Train the start policy with GRPO; write figures, tables and a worked group.
+
+    Another command, `python -m grpo_core warm-start --help`, rebuilds the start policy.
+    """
+
+    # The settings of GRPO.
+    config: Annotated[GRPOConfig, tyro.conf.arg(name="")] = field(default_factory=GRPOConfig)
+    # How many runs, with seeds SEED, SEED + 1, …; figures and tables then show their mean.
+    seeds: int = 1
+    # Folder for the results.
+    output: Path = Path("outputs")
+    # Continue the interrupted run in that folder, with its settings.
+    resume: bool = False
+
+    def __post_init__(self):
+        if self.seeds < 1:
+            raise ValueError(f"seeds must be at least 1, got {self.seeds}")
+
+    def checkpoint(self, seed: int) -> Path:
+        return self.output / "checkpoints" / f"seed{seed}.pt"
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """Rebuild the start policy: fine-tune a fresh TinyGPT on true answers, and stop early."""
+
+    # File for the weights.
+    output: Path = Path("outputs/start_policy.pt")
+    # Gradient steps.
+    steps: int = RECIPE["steps"]
+    # Of the weights and the batches.
+    seed: int = RECIPE["seed"]
+
+
+def main(arguments: list[str]) -> None:
+    torch.set_num_threads(1)  # Two are slower for a model this small.
+    try:
+        if arguments[:1] == ["warm-start"]:
+            rebuild(tyro.cli(WarmStart, prog="python -m grpo_core warm-start", args=arguments[1:]))
+        else:
+            run(parse(arguments))
+    except (ValueError, CheckpointError, TrainingDiverged, OSError) as error:
+        sys.exit(f"error: {error}")
+
+
+def parse(arguments: list[str]) -> Run:
+    """The settings of the command line; with --resume, those of the saved run where the command line is silent."""
+    settings = tyro.cli(Run, prog="python -m grpo_core", args=arguments)
+    if not settings.resume:
+        return settings
+    saved = read_settings(settings.output / "settings.json")
+    return tyro.cli(Run, prog="python -m grpo_core", args=arguments, default=saved)
+
+
+def read_settings(path: Path) -> Run:
+    try:
+        saved = json.loads(path.read_text(encoding="utf-8"))
+        return Run(GRPOConfig(**saved["config"]), saved["seeds"])
+    except FileNotFoundError:
+        raise CheckpointError(f"there is no run to resume: {path} is missing. Start without --resume") from None
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path} is damaged or of another version ({error}). Start without --resume") from error
+
+
+def run(settings: Run) -> None:
+    """Train once for each seed and write the results, also when it was stopped or went wrong."""
+    config = settings.config
+    write_json(settings.output / "settings.json", {"config": dataclasses.asdict(config), "seeds": settings.seeds})
+    print(announce(settings))
+    histories: dict[int, History] = {}
+    try:
+        for seed in range(config.seed, config.seed + settings.seeds):
+            histories[seed] = train_seed(settings, dataclasses.replace(config, seed=seed))
+            if len(histories[seed].rows) <= config.iterations:
+                break
+    except TrainingDiverged as error:
+        histories[seed] = error.history
+        raise
+    finally:
+        if any(history.rows for history in histories.values()):
+            print(conclude(settings, histories))
+
+
+def train_seed(settings: Run, config: GRPOConfig) -> History:
+    """One run with its progress bar; the worked group is written as soon as it is sampled."""
+    task, checkpoint = Addition(), settings.checkpoint(config.seed)
+    resume = settings.resume and (checkpoint.exists() or config.seed == settings.config.seed)
+    with tqdm(total=config.iterations, unit="iteration", desc=f"seed {config.seed}") as bar:
+
+        def show(row, rollout):
+            if row["iteration"] == 1 and config.seed == settings.config.seed:
+                write_text(settings.output / "group_example.txt", group_example(rollout, config))
+            bar.n = row["iteration"]
+            shown = {"reward": row.get("reward"), "accuracy": row.get("accuracy"), "KL": row.get("kl")}
+            bar.set_postfix({name: f"{value:.3f}" for name, value in shown.items() if value is not None})
+
+        return train(task, warm_start(), config, on_iteration=show, checkpoint=checkpoint, resume=resume)
+
+
+def announce(settings: Run) -> str:
+    config, seeds = settings.config, settings.seeds
+    samples = config.prompts_per_iteration * config.group_size
+    return (
+        f"GRPO on two-digit sums: {config.iterations} iterations of {config.prompts_per_iteration} prompts × {config.group_size} "
+        f"completions = {samples}, {config.inner_epochs} gradient steps each, beta {config.beta:g}, "
+        + (f"seed {config.seed}" if seeds == 1 else f"seeds {config.seed} to {config.seed + seeds - 1}")
+        + f".\nResults go to {settings.output}/. Ctrl-C stops; --resume continues.\n"
+    )
+
+
+def conclude(settings: Run, histories: dict[int, History]) -> str:
+    """Write the report and say where it is and how to read it."""
+    frame = write_report(histories, settings.output)
+    files = ["grpo_accuracy.png", "grpo_kl.png", "group_example.txt", "history.csv"]
+    finished = (
+        min(len(history.rows) for history in histories.values()) > settings.config.iterations
+        and len(histories) == settings.seeds
+    )
+    return (
+        f"\n{summary_table(frame)}\n\n"
+        + "\n".join(f"{settings.output / name}" for name in files if (settings.output / name).exists())
+        + "\n\nRead accuracy with its interval: two numbers whose intervals overlap widely may be the same."
+        + (
+            ""
+            if finished
+            else f"\n\nThe run is not finished: python -m grpo_core --output {settings.output} --resume continues it."
+        )
+    )
+
+
+def rebuild(settings: WarmStart) -> None:
+    task = Addition()
+    print(f"Fine-tuning a fresh TinyGPT for {settings.steps} steps on {len(task.train)} sums …")
+    policy = fine_tune(task, **RECIPE | {"steps": settings.steps, "seed": settings.seed})
+    save_policy(policy, settings.output)
+    print(f"greedy accuracy on validation sums {greedy_accuracy(policy, task, task.validation)}\n{settings.output}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

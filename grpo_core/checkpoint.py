@@ -1,0 +1,91 @@
+"""Checkpoints: all that a run needs to go on as if it had never stopped, written so that a kill cannot damage them.
+
+A file is written beside its place and then moved there in one step. What is on disk is the old file or the new one,
+never half of either.
+"""
+
+import os
+import pickle
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+
+FORMAT = "grpo_core checkpoint 1"
+
+
+class CheckpointError(RuntimeError):
+    """A file of weights or of a run's state is missing, damaged, of another program, or of other settings."""
+
+
+def write_atomically(path: Path | str, write: Callable[[BinaryIO], None]) -> None:
+    """Call `write(file)` on a new file beside `path`, then move that to `path` in one step.
+
+    Raises:
+        OSError: the folder cannot be made or written to.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def read_file(path: Path | str):
+    """What `torch.save` wrote, read as plain data: no code in the file can run."""
+    try:
+        return torch.load(path, weights_only=True, map_location="cpu")
+    except FileNotFoundError:
+        raise CheckpointError(f"there is no file {path}") from None
+    except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError, KeyError, OSError) as error:
+        raise CheckpointError(f"{path} is damaged, or was not written by this program: {error}") from error
+
+
+def save_checkpoint(path: Path | str, config, parts: dict, generator: torch.Generator, rows: list[dict]) -> None:
+    """Write the state of a run: its settings, rows and generator, and each of `parts` that has a `state_dict`."""
+    state = {
+        "format": FORMAT,
+        "config": asdict(config),
+        "parts": {name: part.state_dict() for name, part in parts.items()},
+        "generator": generator.get_state(),
+        "rows": rows,
+    }
+    write_atomically(path, lambda file: torch.save(state, file))
+
+
+def load_checkpoint(path: Path | str, config, parts: dict, generator: torch.Generator) -> list[dict]:
+    """Put the state of a run back into `parts` and `generator`, and return its rows.
+
+    The number of iterations may differ, so that a finished run can go on; every other setting must be the same.
+
+    Raises:
+        CheckpointError: says what is wrong with the file, or which settings differ.
+    """
+    state = read_file(path)
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        raise CheckpointError(f"{path} is not a checkpoint of this version of grpo_core: start without resume")
+    there, here = state["config"], asdict(config)
+    differing = [name for name in here if name != "iterations" and there.get(name) != here[name]]
+    if differing:
+        details = ", ".join(f"{name} is {there.get(name)!r} there and {here[name]!r} here" for name in differing)
+        raise CheckpointError(f"{path} is of a run with other settings: {details}. Use its settings, or start without resume")
+    try:
+        for name, part in parts.items():
+            part.load_state_dict(state["parts"][name])
+    except (KeyError, RuntimeError, ValueError) as error:
+        raise CheckpointError(
+            f"{path} does not fit this policy: resume with the policy that the run began with ({error})"
+        ) from error
+    generator.set_state(state["generator"])
+    return state["rows"]

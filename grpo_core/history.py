@@ -1,0 +1,45 @@
+"""What a run leaves behind: one row of measurements for each iteration."""
+
+from dataclasses import dataclass, field
+
+import pandas as pd
+
+
+@dataclass
+class History:
+    """The rows of a run. Row 0 is the start policy; row i holds what iteration i sampled, and the accuracy after it.
+
+    Columns (means over the iteration's completion tokens, gradient steps or completions):
+        iteration: 0 is before training.
+        reward: mean reward of the sampled completions.
+        accuracy, accuracy_low, accuracy_high: greedy accuracy after the update, with its 95 % interval.
+        kl: nats per token from the policy to the start policy, by k3.
+        clip_fraction: share of tokens on which the clip binds.
+        flat_groups: share of groups whose rewards are all equal.
+        entropy: nats per token: minus the mean log-prob of the sampled tokens.
+        completion_length: tokens, EOS included.
+        unfinished: share of completions without EOS.
+        loss, grad_norm: mean over the gradient steps, the norm before scaling.
+        seconds: wall-clock time of the iteration, evaluation included.
+    """
+
+    rows: list[dict] = field(default_factory=list)
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """The rows as a table; nan where nothing was measured."""
+        return pd.DataFrame(self.rows, columns=COLUMNS)
+
+
+COLUMNS = [
+    "iteration", "reward", "accuracy", "accuracy_low", "accuracy_high", "kl", "clip_fraction", "flat_groups", "entropy",
+    "completion_length", "unfinished", "loss", "grad_norm", "seconds",
+]  # fmt: skip
+
+
+class TrainingDiverged(FloatingPointError):
+    """A loss, gradient or logit was not finite. `history` holds the rows up to the iteration before."""
+
+    def __init__(self, message: str, history: History):
+        super().__init__(message)
+        self.history = history

@@ -1,0 +1,259 @@
+"""Rollouts: groups of completions sampled from a policy, with everything an update needs to know about them.
+
+The rows of a group are neighbours: row i belongs to prompt i // group_size. The prompt is read once and its key-value
+cache is expanded to the group, for sampling and for scoring alike. Left out: top-k and top-p, which would change the
+distribution that the log-probs describe.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from grpo_core.policy import KVCache, TinyGPT
+from grpo_core.task import Problem
+
+
+@dataclass
+class Rollout:
+    """Completions of one policy, group by group. N = prompts * group_size rows, prompt length P, completion length T.
+
+    Attributes:
+        prompt_ids: (N, P), padded on the left where prompts differ in length.
+        completion_ids: (N, T); what stands behind the first EOS is filling.
+        completion_mask: (N, T) bool, true through the first EOS, included: the tokens that are trained.
+        old_log_probs: (N, T), log-probs of the tokens under the policy that sampled them, at `temperature`.
+        rewards: (prompts, group_size).
+        temperature: at which the completions were sampled, and at which they must be scored.
+        texts: the N completions as text.
+        problems: the problem of each group.
+        prompt_mask: (N, P) bool, false at the padding; None where there is none.
+    """
+
+    prompt_ids: Tensor
+    completion_ids: Tensor
+    completion_mask: Tensor
+    old_log_probs: Tensor
+    rewards: Tensor
+    temperature: float
+    texts: Sequence[str] = ()
+    problems: Sequence[Problem] = ()
+    prompt_mask: Tensor | None = None
+
+    @property
+    def group_size(self) -> int:
+        return self.rewards.shape[1]
+
+
+def sample_groups(
+    policy,
+    task,
+    problems: Sequence[Problem],
+    group_size: int = 8,
+    temperature: float = 0.7,
+    max_new_tokens: int | None = None,
+    generator: torch.Generator | None = None,
+) -> Rollout:
+    """Sample a group of completions for each problem and let the task's verifier reward them.
+
+    Args:
+        policy: a TinyGPT, or a module that is called like one and takes its `cache`.
+        task: gives `encode`, `decode`, `verify`, `eos_id`.
+        problems: one group is sampled for each.
+        group_size: completions in a group.
+        temperature: the logits are divided by it; below 1 the policy is sharper, above 1 flatter.
+        max_new_tokens: a completion is cut off here; the task's own limit by default.
+        generator: the source of randomness, on the policy's device. It moves on with each call.
+
+    Raises:
+        ValueError: `group_size` < 2, `temperature` <= 0, no problems, or a prompt that the policy's context cannot hold.
+        FloatingPointError: the policy's logits are not finite.
+    """
+    if group_size < 2:
+        raise ValueError(f"group_size must be at least 2, got {group_size}: a completion is judged against its group")
+    check_temperature(temperature)
+
+    def draw(logits: Tensor) -> Tensor:
+        return torch.multinomial((logits / temperature).softmax(dim=-1), 1, generator=generator).squeeze(1)
+
+    prompt_ids, prompt_mask = encode_prompts(task, problems, device_of(policy))
+    completion_ids = generate(
+        policy, prompt_ids, prompt_mask, group_size, max_new_tokens or task.max_new_tokens, task.eos_id, draw
+    )
+    prompt_ids = prompt_ids.repeat_interleave(group_size, dim=0)
+    prompt_mask = None if prompt_mask is None else prompt_mask.repeat_interleave(group_size, dim=0)
+    with torch.no_grad():  # Scored as every later update scores, so that the first ratio is exactly 1.
+        old_log_probs = token_log_probs(policy, prompt_ids, completion_ids, temperature, prompt_mask)
+    texts = [task.decode(row) for row in completion_ids.tolist()]
+    answers = [problem.answer for problem in problems for _ in range(group_size)]
+    rewards = torch.tensor([task.verify(*pair) for pair in zip(texts, answers)], device=prompt_ids.device)
+    return Rollout(
+        prompt_ids=prompt_ids,
+        completion_ids=completion_ids,
+        completion_mask=through_eos(completion_ids, task.eos_id),
+        old_log_probs=old_log_probs,
+        rewards=rewards.view(len(problems), group_size),
+        temperature=temperature,
+        texts=texts,
+        problems=problems,
+        prompt_mask=prompt_mask,
+    )
+
+
+def token_log_probs(
+    policy,
+    prompt_ids: Tensor,
+    completion_ids: Tensor,
+    temperature: float = 1.0,
+    prompt_mask: Tensor | None = None,
+) -> Tensor:
+    """Log-probability of each completion token, given all tokens before it.
+
+    log_probs[i, t] = log softmax(logits(prompt_i, completion_i[:t]) / temperature)[completion_i[t]]
+
+    Differentiable. The policy is scored in eval mode: with dropout, two passes of the same weights would disagree.
+
+    Args:
+        policy: a module that maps token ids (N, L) to logits (N, L, vocabulary), directly or as `.logits`. With a
+            `prompt_mask` it is also given `attention_mask` and `position_ids`, as Hugging Face models are.
+        prompt_ids: (N, P).
+        completion_ids: (N, T).
+        temperature: the one at which the completions were sampled.
+        prompt_mask: (N, P), false at left padding. Positions count real tokens only.
+
+    Returns:
+        (N, T), in nats; also behind the EOS, where the numbers mean nothing.
+
+    Raises:
+        ValueError: `temperature` <= 0, or prompts and completions that do not have the same number of rows.
+    """
+    check_temperature(temperature)
+    if prompt_ids.shape[0] != completion_ids.shape[0]:
+        raise ValueError(f"{prompt_ids.shape[0]} prompts but {completion_ids.shape[0]} completions: give each its own row")
+    with eval_mode(policy):
+        if isinstance(policy, TinyGPT) and prompt_mask is None:
+            logits = shared_prompt_logits(policy, prompt_ids, completion_ids)
+        else:
+            logits = completion_logits(policy, prompt_ids, completion_ids, prompt_mask)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
+    return logits.log_softmax(dim=-1).gather(-1, completion_ids.unsqueeze(-1)).squeeze(-1)
+
+
+def completion_logits(policy, prompt_ids: Tensor, completion_ids: Tensor, prompt_mask: Tensor | None) -> Tensor:
+    """(N, T, vocabulary) logits that predict the completion: those of the last prompt token up to the last but one."""
+    token_ids = torch.cat([prompt_ids, completion_ids], dim=1)
+    arguments = {}
+    if prompt_mask is not None:
+        attention_mask = torch.cat([prompt_mask.bool(), torch.ones_like(completion_ids, dtype=torch.bool)], dim=1)
+        arguments = {"attention_mask": attention_mask, "position_ids": positions(attention_mask)}
+    output = policy(token_ids, **arguments)
+    return getattr(output, "logits", output)[:, prompt_ids.shape[1] - 1 : -1]
+
+
+def shared_prompt_logits(policy: TinyGPT, prompt_ids: Tensor, completion_ids: Tensor) -> Tensor:
+    """The same logits, but each run of equal prompts is read once. Gradients flow through the shared cache."""
+    prompts, group_sizes = prompt_ids.unique_consecutive(dim=0, return_counts=True)
+    cache = KVCache()
+    first = policy(prompts, cache=cache)[:, -1:].repeat_interleave(group_sizes, dim=0)
+    cache.repeat_interleave(group_sizes)
+    return torch.cat([first, policy(completion_ids[:, :-1], cache=cache)], dim=1)
+
+
+@torch.no_grad()
+def generate(
+    policy,
+    prompt_ids: Tensor,
+    prompt_mask: Tensor | None,
+    group_size: int,
+    max_new_tokens: int,
+    eos_id: int,
+    choose: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """Complete each prompt `group_size` times; `choose` turns (N, vocabulary) logits into N tokens. Returns (N, T)."""
+    cache, arguments = KVCache(), {}
+    if prompt_mask is not None:
+        arguments = {"attention_mask": prompt_mask, "position_ids": positions(prompt_mask)}
+    with eval_mode(policy):
+        logits = policy(prompt_ids, cache=cache, **arguments)[:, -1].repeat_interleave(group_size, dim=0)
+        cache.repeat_interleave(group_size)
+        completion = []
+        finished = torch.zeros(len(logits), dtype=torch.bool, device=logits.device)
+        for step in range(max_new_tokens):
+            if step > 0:
+                if prompt_mask is not None:
+                    arguments = _next_arguments(prompt_mask, group_size, step)
+                logits = policy(completion[-1].unsqueeze(1), cache=cache, **arguments)[:, -1]
+            if not torch.isfinite(logits).all():
+                raise FloatingPointError("the policy's logits are not finite: its weights were lost in an earlier step")
+            completion.append(torch.where(finished, eos_id, choose(logits)))
+            finished |= completion[-1] == eos_id
+    return torch.stack(completion, dim=1)
+
+
+def _next_arguments(prompt_mask: Tensor, group_size: int, step: int) -> dict:
+    """Mask and positions for reading one more token behind prompts of different lengths."""
+    mask = prompt_mask.bool().repeat_interleave(group_size, dim=0)
+    mask = torch.cat([mask, mask.new_ones(len(mask), step)], dim=1)
+    return {"attention_mask": mask, "position_ids": positions(mask)[:, -1:]}
+
+
+def encode_prompts(task, problems: Sequence[Problem], device) -> tuple[Tensor, Tensor | None]:
+    """Token ids (prompts, P), padded on the left, and the mask of real tokens, or None if all have the same length."""
+    if not problems:
+        raise ValueError("no problems to sample for: give at least one")
+    rows = [task.encode(problem.prompt) for problem in problems]
+    longest = max(map(len, rows))
+    ids = torch.tensor([[task.eos_id] * (longest - len(row)) + row for row in rows], device=device)
+    if all(len(row) == longest for row in rows):
+        return ids, None
+    return ids, torch.tensor([[False] * (longest - len(row)) + [True] * len(row) for row in rows], device=device)
+
+
+def through_eos(completion_ids: Tensor, eos_id: int) -> Tensor:
+    """(N, T) bool: true through the first EOS, included; all true in a row that never ends.
+
+    It looks for the first EOS, never for padding: the two may share an id.
+
+    >>> through_eos(torch.tensor([[5, 6, 2, 0], [5, 6, 7, 8], [2, 0, 0, 0]]), eos_id=2).int()
+    tensor([[1, 1, 1, 0],
+            [1, 1, 1, 1],
+            [1, 0, 0, 0]], dtype=torch.int32)
+    """
+    is_eos = completion_ids == eos_id
+    return is_eos.cumsum(dim=1) - is_eos.long() == 0
+
+
+def positions(attention_mask: Tensor) -> Tensor:
+    """Position of each token among the real ones; padding gets 0.
+
+    >>> positions(torch.tensor([[0, 0, 1, 1, 1]]))
+    tensor([[0, 0, 0, 1, 2]])
+    """
+    return (attention_mask.long().cumsum(dim=1) - 1).clamp(min=0)
+
+
+def check_temperature(temperature: float) -> None:
+    if not 0 < temperature < float("inf"):
+        raise ValueError(
+            f"temperature must be a positive number, got {temperature}: at 0, greedy decoding, all completions of a "
+            "group are the same and nothing can be compared; greedy_accuracy measures the greedy policy"
+        )
+
+
+def device_of(policy) -> torch.device:
+    return next(policy.parameters()).device
+
+
+@contextmanager
+def eval_mode(policy):
+    """Switch dropout and the like off, then back to how it was."""
+    was_training = getattr(policy, "training", False)
+    if was_training:
+        policy.eval()
+    try:
+        yield
+    finally:
+        if was_training:
+            policy.train()
