@@ -122,34 +122,29 @@ def train_seed(settings: Run, config: GRPOConfig) -> History:
 
 
 def announce(settings: Run) -> str:
-    config, seeds = settings.config, settings.seeds
-    samples = config.prompts_per_iteration * config.group_size
+    """What is about to happen, before it does."""
+    config, last = settings.config, settings.config.seed + settings.seeds - 1
+    seeds = f"seed {config.seed}" if settings.seeds == 1 else f"seeds {config.seed} to {last}"
     return (
-        f"GRPO on two-digit sums: {config.iterations} iterations of {config.prompts_per_iteration} prompts × {config.group_size} "
-        f"completions = {samples}, {config.inner_epochs} gradient steps each, beta {config.beta:g}, "
-        + (f"seed {config.seed}" if seeds == 1 else f"seeds {config.seed} to {config.seed + seeds - 1}")
-        + f".\nResults go to {settings.output}/. Ctrl-C stops; --resume continues.\n"
+        f"Training the start policy with GRPO on two-digit sums, {seeds}.\n"
+        f"{config.iterations} iterations: sample {config.prompts_per_iteration} prompts × {config.group_size} completions, "
+        f"take {config.inner_epochs} gradient steps, measure greedy accuracy.\n"
+        f"Results go to {settings.output}. Ctrl-C stops, --resume continues.\n"
     )
 
 
 def conclude(settings: Run, histories: dict[int, History]) -> str:
-    """Write the report and say where it is and how to read it."""
-    frame = write_report(histories, settings.output)
-    files = ["grpo_accuracy.png", "grpo_kl.png", "group_example.txt", "history.csv"]
-    finished = (
-        min(len(history.rows) for history in histories.values()) > settings.config.iterations
-        and len(histories) == settings.seeds
+    """Write the report; say what came out, where it is, and how to read it."""
+    table = summary_table(write_report(histories, settings.output))
+    files = "\n".join(str(path) for path in sorted(settings.output.iterdir()) if path.suffix in (".png", ".txt", ".csv"))
+    rows = sum(len(history.rows) for history in histories.values())
+    missing = settings.seeds * (settings.config.iterations + 1) - rows
+    advice = (
+        f"Stopped early. To continue: python -m grpo_core --output {settings.output} --resume"
+        if missing
+        else "Read an accuracy together with its interval: where two intervals overlap widely, the two may be the same."
     )
-    return (
-        f"\n{summary_table(frame)}\n\n"
-        + "\n".join(f"{settings.output / name}" for name in files if (settings.output / name).exists())
-        + "\n\nRead accuracy with its interval: two numbers whose intervals overlap widely may be the same."
-        + (
-            ""
-            if finished
-            else f"\n\nThe run is not finished: python -m grpo_core --output {settings.output} --resume continues it."
-        )
-    )
+    return f"\n{table}\n\n{files}\n\n{advice}"
 
 
 def rebuild(settings: WarmStart) -> None:

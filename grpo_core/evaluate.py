@@ -13,6 +13,12 @@ from torch import Tensor
 from grpo_core.rollout import device_of, encode_prompts, generate, sample_groups, token_log_probs
 from grpo_core.task import Problem
 
+Z = 1.959964  # 97.5 % of the normal distribution lie below it.
+STUDENT_T = (  # The same of Student's t with 1, 2, … 30 degrees of freedom, which small samples need.
+    12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281, 2.2010, 2.1788, 2.1604, 2.1448, 2.1314,
+    2.1199, 2.1098, 2.1009, 2.0930, 2.0860, 2.0796, 2.0739, 2.0687, 2.0639, 2.0595, 2.0555, 2.0518, 2.0484, 2.0452, 2.0423,
+)  # fmt: skip
+
 
 class Estimate(float):
     """A measured number with its 95 % interval. It behaves as the number itself.
@@ -49,10 +55,9 @@ def proportion(successes: int, trials: int) -> Estimate:
     """
     if not 0 <= successes <= trials or trials == 0:
         raise ValueError(f"{successes} successes in {trials} trials: give at least one trial and no more successes than trials")
-    z = 1.959964
-    p, square = successes / trials, z * z / trials
+    p, square = successes / trials, Z * Z / trials
     center = (p + square / 2) / (1 + square)
-    half = z / (1 + square) * math.sqrt(p * (1 - p) / trials + square / (4 * trials))
+    half = Z / (1 + square) * math.sqrt(p * (1 - p) / trials + square / (4 * trials))
     return Estimate(p, max(0.0, center - half), min(1.0, center + half))
 
 
@@ -104,9 +109,16 @@ def pass_at_k(
 
 
 def mean_estimate(values: Sequence[float]) -> Estimate:
-    """The mean with its normal 95 % interval; a single value has no interval (nan)."""
+    """The mean of independent measurements with Student's 95 % interval; a single value has none (nan).
+
+    >>> mean_estimate([0.7, 0.8, 0.75])
+    0.750 [0.626, 0.874]
+    """
     x = torch.as_tensor(values, dtype=torch.float64)
-    half = 1.959964 * (x.std() / math.sqrt(len(x))).item() if len(x) > 1 else math.nan
+    if len(x) == 0:
+        raise ValueError("no values to average: give at least one")
+    quantile = STUDENT_T[len(x) - 2] if len(x) < len(STUDENT_T) + 2 else Z
+    half = quantile * (x.std() / math.sqrt(len(x))).item() if len(x) > 1 else math.nan
     return Estimate(x.mean().item(), x.mean().item() - half, x.mean().item() + half)
 
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, get_args, get_origin
 
 import torch
 from torch import Tensor
@@ -76,19 +76,19 @@ class GRPOConfig:
     def __post_init__(self):
         check_temperature(self.temperature)
         clip_range(self.clip_eps, self.clip_eps_high)
-        for name, least in LEAST.items():
-            value = getattr(self, name)
-            if value is not None and not least <= value < float("inf"):
-                raise ValueError(f"{name} must be at least {least}, got {value}")
         for field in fields(self):
-            value, options = getattr(self, field.name), get_args(field.type)
-            if isinstance(options[0] if options else None, (str, int)) and value not in options:
-                raise ValueError(f"{field.name} must be one of {', '.join(map(repr, options))}, got {value!r}")
+            value = getattr(self, field.name)
+            if get_origin(field.type) is Literal and value not in get_args(field.type):
+                raise ValueError(f"{field.name} must be one of {', '.join(map(repr, get_args(field.type)))}; got {value!r}")
+            if field.name in AT_LEAST and value is not None and not AT_LEAST[field.name] <= value < math.inf:
+                raise ValueError(f"{field.name} must be at least {AT_LEAST[field.name]}, got {value!r}")
+            if field.type in (int, int | None) and value is not None and not isinstance(value, int):
+                raise ValueError(f"{field.name} must be a whole number, got {value!r}")
         if self.learning_rate == 0 or self.max_grad_norm == 0:
-            raise ValueError("learning_rate and max_grad_norm must be positive: at 0 nothing is learned")
+            raise ValueError("learning_rate and max_grad_norm must be above 0: at 0 nothing is learned")
 
 
-LEAST = {
+AT_LEAST = {
     "prompts_per_iteration": 1, "group_size": 2, "iterations": 1, "inner_epochs": 1, "learning_rate": 0, "beta": 0,
     "std_eps": 0, "max_new_tokens": 1, "max_grad_norm": 0, "micro_batch": 1, "evaluate_every": 1,
 }  # fmt: skip
@@ -266,33 +266,33 @@ def train(
             if should_stop is not None and should_stop():
                 break
             start, row, rollout = time.perf_counter(), {"iteration": iteration}, None
+            measure = iteration % config.evaluate_every == 0 or iteration == config.iterations
             if iteration > 0:
-                rollout = sample_groups(policy, task, draw_problems(task, config, generator, iteration), config.group_size,
-                                        config.temperature, config.max_new_tokens, generator)  # fmt: skip
-                if config.schedule == "linear":
-                    for g in optimizer.param_groups:
-                        g["lr"] = config.learning_rate * (1 - (iteration - 1) / config.iterations)
-                row |= describe(rollout, task.eos_id) | grpo_update(policy, reference, optimizer, rollout, config)
-            if iteration % config.evaluate_every == 0 or iteration == config.iterations:
+                rollout = sample_iteration(policy, task, config, generator, iteration)
+                leash = reference if measure or config.beta > 0 else None
+                row |= describe(rollout, task.eos_id) | grpo_update(policy, leash, optimizer, rollout, config)
+            if measure:
                 accuracy = greedy_accuracy(policy, task, getattr(task, config.evaluate_on))
                 row |= {"accuracy": accuracy.value, "accuracy_low": accuracy.low, "accuracy_high": accuracy.high}
             history.rows.append(row | {"seconds": time.perf_counter() - start})
-            if checkpoint is not None:
-                save_checkpoint(checkpoint, config, parts, generator, history.rows)
             if on_iteration is not None:
                 on_iteration(history.rows[-1], rollout)
+            if checkpoint is not None:
+                save_checkpoint(checkpoint, config, parts, generator, history.rows)
     except FloatingPointError as error:
-        raise TrainingDiverged(f"iteration {iteration}: {error}", history) from error
+        raise TrainingDiverged(iteration, error, config, checkpoint, history) from error
     except KeyboardInterrupt:
         pass
     return history
 
 
-def draw_problems(task, config: GRPOConfig, generator: torch.Generator, iteration: int) -> list:
-    """The iteration's training problems, drawn without repetition. The first batch holds the task's example, if it has one."""
+def sample_iteration(policy, task, config: GRPOConfig, generator: torch.Generator, iteration: int) -> Rollout:
+    """Groups for training problems drawn without repetition. The first batch holds the task's example, if it has one."""
     order = torch.randperm(len(task.train), generator=generator, device=generator.device)
     problems = [task.train[i] for i in order[: config.prompts_per_iteration].tolist()]
-    return [task.example, *problems[1:]] if iteration == 1 and hasattr(task, "example") else problems
+    if iteration == 1 and hasattr(task, "example"):
+        problems[0] = task.example
+    return sample_groups(policy, task, problems, config.group_size, config.temperature, config.max_new_tokens, generator)
 
 
 def describe(rollout: Rollout, eos_id: int) -> dict[str, float]:

@@ -68,20 +68,22 @@ def sample_groups(
         generator: the source of randomness, on the policy's device. It moves on with each call.
 
     Raises:
-        ValueError: `group_size` < 2, `temperature` <= 0, no problems, or a prompt that the policy's context cannot hold.
+        ValueError: `group_size` < 2, `temperature` <= 0, `max_new_tokens` < 1, no problems, or more tokens than the policy's
+            context can hold.
         FloatingPointError: the policy's logits are not finite.
     """
     if group_size < 2:
         raise ValueError(f"group_size must be at least 2, got {group_size}: a completion is judged against its group")
     check_temperature(temperature)
+    length = task.max_new_tokens if max_new_tokens is None else max_new_tokens
+    if length < 1:
+        raise ValueError(f"max_new_tokens must be at least 1, got {length}")
 
     def draw(logits: Tensor) -> Tensor:
         return torch.multinomial((logits / temperature).softmax(dim=-1), 1, generator=generator).squeeze(1)
 
     prompt_ids, prompt_mask = encode_prompts(task, problems, device_of(policy))
-    completion_ids = generate(
-        policy, prompt_ids, prompt_mask, group_size, max_new_tokens or task.max_new_tokens, task.eos_id, draw
-    )
+    completion_ids = generate(policy, prompt_ids, prompt_mask, group_size, length, task.eos_id, draw)
     prompt_ids = prompt_ids.repeat_interleave(group_size, dim=0)
     prompt_mask = None if prompt_mask is None else prompt_mask.repeat_interleave(group_size, dim=0)
     with torch.no_grad():  # Scored as every later update scores, so that the first ratio is exactly 1.

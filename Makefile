@@ -1,0 +1,52 @@
+# make run    train GRPO and write outputs/          make test   everything that proves it right
+# make lab    JupyterLab on the notebooks            make bench  time it against TRL
+# Python 3.11 or newer is all that is needed; PYTHON=python3.12 picks another one.
+
+PYTHON ?= python3
+ARGS ?=
+CPU_INDEX := https://download.pytorch.org/whl/cpu
+TORCH := torch==2.13.0
+
+ifeq ($(OS),Windows_NT)
+BIN := .venv/Scripts
+else
+BIN := .venv/bin
+endif
+
+.PHONY: run test lab bench clean
+
+run: .venv/core
+	$(BIN)/python -m grpo_core $(ARGS)
+
+test: .venv/test
+	$(BIN)/python -m pytest $(ARGS)
+
+lab: .venv/test
+	$(BIN)/jupyter lab --notebook-dir notebooks
+
+bench: .venv/bench
+	$(BIN)/python -m tests.benchmarks
+
+clean:
+	rm -rf .venv
+
+# On Linux a plain "pip install torch" brings several GB of CUDA. The CPU build comes from PyTorch's own index; where that
+# cannot be reached, from wherever pip is set up to look.
+.venv/torch:
+	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'Python 3.11 or newer is needed: make PYTHON=python3.11')"
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --retries 0 --timeout 15 --index-url $(CPU_INDEX) $(TORCH) \
+	    || $(BIN)/python -m pip install --quiet $(TORCH)
+	touch $@
+
+.venv/core: .venv/torch pyproject.toml
+	$(BIN)/python -m pip install --quiet -e .
+	touch $@
+
+.venv/test: .venv/core
+	$(BIN)/python -m pip install --quiet -e ".[notebooks,test]"
+	touch $@
+
+.venv/bench: .venv/core
+	$(BIN)/python -m pip install --quiet -e ".[trl]"
+	touch $@

@@ -1,0 +1,1 @@
+"""Speed and memory, next to TRL: `python -m tests.benchmarks`."""
