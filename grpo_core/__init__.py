@@ -11,7 +11,8 @@ from grpo_core.evaluate import Estimate, greedy_accuracy, pass_at_k, success_pro
 from grpo_core.advantages import flat_group_probability, flat_groups, group_advantages, leave_one_out_advantages
 from grpo_core.surrogate import clip_fraction, clipped_surrogate, ratio
 from grpo_core.kl import kl_estimate
-from grpo_core.grpo import GRPOConfig, aggregate, grpo_loss, grpo_update, train
+from grpo_core.config import GRPOConfig
+from grpo_core.grpo import aggregate, grpo_loss, grpo_update, train
 from grpo_core.checkpoint import CheckpointError
 from grpo_core.history import History, TrainingDiverged
 

@@ -12,8 +12,9 @@ import tyro
 from tqdm import tqdm
 
 from grpo_core.checkpoint import CheckpointError
+from grpo_core.config import GRPOConfig
 from grpo_core.evaluate import greedy_accuracy
-from grpo_core.grpo import GRPOConfig, train
+from grpo_core.grpo import train
 from grpo_core.history import History, TrainingDiverged
 from grpo_core.report import group_example, summary_table, write_json, write_report, write_text
 from grpo_core.task import Addition
@@ -128,7 +129,7 @@ def announce(settings: Run) -> str:
     return (
         f"Training the start policy with GRPO on two-digit sums, {seeds}.\n"
         f"{config.iterations} iterations: sample {config.prompts_per_iteration} prompts × {config.group_size} completions, "
-        f"take {config.inner_epochs} gradient steps, measure greedy accuracy.\n"
+        f"take {config.inner_epochs} gradient step{'s' if config.inner_epochs > 1 else ''}, measure greedy accuracy.\n"
         f"Results go to {settings.output}. Ctrl-C stops, --resume continues.\n"
     )
 

@@ -61,8 +61,8 @@ def leave_one_out_advantages(rewards: Tensor) -> Tensor:
 def flat_groups(rewards: Tensor) -> Tensor:
     """(prompts,) bool: groups whose rewards are all equal, and which therefore teach nothing.
 
-    The test is max == min. The standard deviation will not do: in floating point, eight times 0.7 has a mean that is
-    not exactly 0.7, and so a standard deviation that is not exactly 0.
+    The test is max == min. A standard deviation of 0 will not do: in floating point, the mean of eight times 0.7 is not
+    exactly 0.7, and so their standard deviation need not be exactly 0.
 
     >>> flat_groups(torch.tensor([[0.7] * 8, [1.0, 0.0] * 4]))
     tensor([ True, False])

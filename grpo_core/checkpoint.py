@@ -67,7 +67,8 @@ def save_checkpoint(path: Path | str, config, parts: dict, generator: torch.Gene
 def load_checkpoint(path: Path | str, config, parts: dict, generator: torch.Generator) -> list[dict]:
     """Put the state of a run back into `parts` and `generator`, and return its rows.
 
-    The number of iterations may differ, so that a finished run can go on; every other setting must be the same.
+    With a constant schedule the number of iterations may differ, so that a finished run can go on. Every other setting
+    must be the same.
 
     Raises:
         CheckpointError: says what is wrong with the file, or which settings differ.
@@ -76,7 +77,8 @@ def load_checkpoint(path: Path | str, config, parts: dict, generator: torch.Gene
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise CheckpointError(f"{path} is not a checkpoint of this version of grpo_core: start without resume")
     there, here = state["config"], asdict(config)
-    differing = [name for name in here if name != "iterations" and there.get(name) != here[name]]
+    free = {"iterations"} if config.schedule == "constant" else set()
+    differing = [name for name in here if name not in free and there.get(name) != here[name]]
     if differing:
         details = ", ".join(f"{name} is {there.get(name)!r} there and {here[name]!r} here" for name in differing)
         raise CheckpointError(f"{path} is of a run with other settings: {details}. Use its settings, or start without resume")

@@ -58,7 +58,7 @@ def proportion(successes: int, trials: int) -> Estimate:
     p, square = successes / trials, Z * Z / trials
     center = (p + square / 2) / (1 + square)
     half = Z / (1 + square) * math.sqrt(p * (1 - p) / trials + square / (4 * trials))
-    return Estimate(p, max(0.0, center - half), min(1.0, center + half))
+    return Estimate(p, max(0.0, min(p, center - half)), min(1.0, max(p, center + half)))  # Rounding must not shut p out.
 
 
 def greedy_completions(policy, task, problems: Sequence[Problem]) -> list[str]:

@@ -9,89 +9,19 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal, get_args, get_origin
 
 import torch
 from torch import Tensor
 
-from grpo_core.advantages import flat_groups, group_advantages
+from grpo_core.advantages import group_advantages
 from grpo_core.checkpoint import load_checkpoint, save_checkpoint
+from grpo_core.config import GRPOConfig
 from grpo_core.evaluate import greedy_accuracy
-from grpo_core.history import History, TrainingDiverged
+from grpo_core.history import History, TrainingDiverged, describe
 from grpo_core.kl import kl_estimate
-from grpo_core.rollout import Rollout, check_temperature, sample_groups, token_log_probs
-from grpo_core.surrogate import clip_binds, clip_range, clipped_surrogate
-
-
-@dataclass(frozen=True)
-class GRPOConfig:
-    """The settings of a run. A value that makes no sense raises a ValueError that says what would."""
-
-    # Prompts in each iteration; a group is sampled for each.
-    prompts_per_iteration: int = 48
-    # Completions in a group (TRL: num_generations).
-    group_size: int = 8
-    # Completions are sampled, and all log-probs scored, at this temperature.
-    temperature: float = 0.7
-    # Rounds of sampling and updating.
-    iterations: int = 20
-    # Gradient steps on each rollout (TRL: num_iterations). With 1 the ratio is always 1 and the clip never acts.
-    inner_epochs: int = 2
-    # Step size of AdamW.
-    learning_rate: float = 2e-4
-    schedule: Literal["constant", "linear"] = "constant"
-    # How far below 1 a ratio is trusted, and above (TRL: epsilon).
-    clip_eps: float = 0.2
-    # How far above 1, if that is to differ: clip-higher (TRL: epsilon_high).
-    clip_eps_high: float | None = None
-    # Strength of the KL leash to the start policy; 0 takes it off.
-    beta: float = 0.08
-    # Estimator of the KL in the leash.
-    kl: Literal["k1", "k2", "k3"] = "k3"
-    # Divide advantages by the group's standard deviation, or by nothing: Dr. GRPO (TRL: scale_rewards).
-    scale: Literal["std", "none"] = "std"
-    # Added to the standard deviation.
-    std_eps: float = 1e-4
-    # 0 for the population standard deviation, 1 for the sample one, as in TRL.
-    correction: Literal[0, 1] = 0
-    # Mean over all tokens, over each completion first, or a sum with a constant divisor (TRL: dapo, grpo, dr_grpo).
-    aggregation: Literal["token", "sequence", "constant"] = "token"
-    # A completion is cut off here; also the divisor of the constant aggregation.
-    max_new_tokens: int = 4
-    # A larger gradient is scaled down to this norm.
-    max_grad_norm: float = 1.0
-    # Completions scored at a time, to save memory; None scores all at once. The gradient is the same.
-    micro_batch: int | None = None
-    # Greedy accuracy is measured every so many iterations, and after the last.
-    evaluate_every: int = 1
-    # Problems to measure it on: validation for choosing settings, held_out for reporting.
-    evaluate_on: Literal["held_out", "validation"] = "held_out"
-    # Source of all randomness. The same seed gives the same run on one machine.
-    seed: int = 0
-    # Where to compute: cpu, cuda or mps.
-    device: str = "cpu"
-
-    def __post_init__(self):
-        check_temperature(self.temperature)
-        clip_range(self.clip_eps, self.clip_eps_high)
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if get_origin(field.type) is Literal and value not in get_args(field.type):
-                raise ValueError(f"{field.name} must be one of {', '.join(map(repr, get_args(field.type)))}; got {value!r}")
-            if field.name in AT_LEAST and value is not None and not AT_LEAST[field.name] <= value < math.inf:
-                raise ValueError(f"{field.name} must be at least {AT_LEAST[field.name]}, got {value!r}")
-            if field.type in (int, int | None) and value is not None and not isinstance(value, int):
-                raise ValueError(f"{field.name} must be a whole number, got {value!r}")
-        if self.learning_rate == 0 or self.max_grad_norm == 0:
-            raise ValueError("learning_rate and max_grad_norm must be above 0: at 0 nothing is learned")
-
-
-AT_LEAST = {
-    "prompts_per_iteration": 1, "group_size": 2, "iterations": 1, "inner_epochs": 1, "learning_rate": 0, "beta": 0,
-    "std_eps": 0, "max_new_tokens": 1, "max_grad_norm": 0, "micro_batch": 1, "evaluate_every": 1,
-}  # fmt: skip
+from grpo_core.rollout import Rollout, sample_groups, token_log_probs
+from grpo_core.surrogate import clip_binds, clipped_surrogate
 
 
 def aggregate(
@@ -195,7 +125,7 @@ def grpo_update(policy, reference, optimizer, rollout: Rollout, config: GRPOConf
         config: all settings.
 
     Returns:
-        loss, clip_fraction, kl, grad_norm: means over the gradient steps.
+        loss, clip_fraction, grad_norm: means over the gradient steps; kl: before the first of them.
 
     Raises:
         ValueError: beta > 0 without a reference.
@@ -225,7 +155,7 @@ def grpo_update(policy, reference, optimizer, rollout: Rollout, config: GRPOConf
         optimizer.step()
         steps.append(step)
     means = {name: sum(step[name] for step in steps) / len(steps) for name in steps[0]}
-    return means | {name: steps[0][name] for name in ("kl",) if name in means}  # Unbiased on the policy's own samples only.
+    return means if reference is None else means | {"kl": steps[0]["kl"]}  # Unbiased on the policy's own samples only.
 
 
 def train(
@@ -254,7 +184,12 @@ def train(
     Raises:
         TrainingDiverged: a loss, gradient or logit is not finite. It carries the history up to there.
         CheckpointError: there is nothing to resume, or it does not fit.
+        ValueError: `resume` without a checkpoint, or more prompts in an iteration than the task has.
     """
+    if resume and checkpoint is None:
+        raise ValueError("resume needs the path of a checkpoint")
+    if config.prompts_per_iteration > len(task.train):
+        raise ValueError(f"prompts_per_iteration is {config.prompts_per_iteration}; the task has {len(task.train)} problems")
     policy.to(config.device)
     reference = copy.deepcopy(policy).requires_grad_(False)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=config.learning_rate, weight_decay=0.0, fused=True)
@@ -268,6 +203,7 @@ def train(
             start, row, rollout = time.perf_counter(), {"iteration": iteration}, None
             measure = iteration % config.evaluate_every == 0 or iteration == config.iterations
             if iteration > 0:
+                set_learning_rate(optimizer, config, iteration)
                 rollout = sample_iteration(policy, task, config, generator, iteration)
                 leash = reference if measure or config.beta > 0 else None
                 row |= describe(rollout, task.eos_id) | grpo_update(policy, leash, optimizer, rollout, config)
@@ -286,6 +222,12 @@ def train(
     return history
 
 
+def set_learning_rate(optimizer, config: GRPOConfig, iteration: int) -> None:
+    left = 1 - (iteration - 1) / config.iterations
+    for group in optimizer.param_groups:
+        group["lr"] = config.learning_rate * (left if config.schedule == "linear" else 1)
+
+
 def sample_iteration(policy, task, config: GRPOConfig, generator: torch.Generator, iteration: int) -> Rollout:
     """Groups for training problems drawn without repetition. The first batch holds the task's example, if it has one."""
     order = torch.randperm(len(task.train), generator=generator, device=generator.device)
@@ -293,15 +235,3 @@ def sample_iteration(policy, task, config: GRPOConfig, generator: torch.Generato
     if iteration == 1 and hasattr(task, "example"):
         problems[0] = task.example
     return sample_groups(policy, task, problems, config.group_size, config.temperature, config.max_new_tokens, generator)
-
-
-def describe(rollout: Rollout, eos_id: int) -> dict[str, float]:
-    """What can be read off a rollout before any update; the columns are explained at `History`."""
-    mask = rollout.completion_mask
-    return {
-        "reward": rollout.rewards.mean().item(),
-        "flat_groups": flat_groups(rollout.rewards).float().mean().item(),
-        "entropy": -aggregate(rollout.old_log_probs, mask).item(),
-        "completion_length": mask.sum(dim=1).float().mean().item(),
-        "unfinished": (rollout.completion_ids != eos_id).all(dim=1).float().mean().item(),
-    }

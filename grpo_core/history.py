@@ -1,8 +1,12 @@
-"""What a run leaves behind: one row of measurements for each iteration."""
+"""What a run leaves behind: one row of measurements for each iteration, and the error that ends a run gone wrong."""
 
 from dataclasses import dataclass, field
 
 import pandas as pd
+import torch
+
+from grpo_core.advantages import flat_groups
+from grpo_core.rollout import Rollout
 
 
 @dataclass
@@ -13,7 +17,7 @@ class History:
         iteration: 0 is before training.
         reward: mean reward of the sampled completions.
         accuracy, accuracy_low, accuracy_high: greedy accuracy after the update, with its 95 % interval.
-        kl: nats per token from the policy to the start policy, by k3.
+        kl: nats per token from the policy that sampled to the start policy, by k3; so it is 0 in row 1.
         clip_fraction: share of tokens on which the clip binds.
         flat_groups: share of groups whose rewards are all equal.
         entropy: nats per token: minus the mean log-prob of the sampled tokens.
@@ -35,6 +39,18 @@ COLUMNS = [
     "iteration", "reward", "accuracy", "accuracy_low", "accuracy_high", "kl", "clip_fraction", "flat_groups", "entropy",
     "completion_length", "unfinished", "loss", "grad_norm", "seconds",
 ]  # fmt: skip
+
+
+def describe(rollout: Rollout, eos_id: int) -> dict[str, float]:
+    """The columns that can be read off a rollout before any update."""
+    mask = rollout.completion_mask
+    return {
+        "reward": rollout.rewards.mean().item(),
+        "flat_groups": flat_groups(rollout.rewards).float().mean().item(),
+        "entropy": -torch.where(mask, rollout.old_log_probs, 0.0).sum().item() / mask.sum().item(),
+        "completion_length": mask.sum(dim=1).float().mean().item(),
+        "unfinished": (rollout.completion_ids != eos_id).all(dim=1).float().mean().item(),
+    }
 
 
 class TrainingDiverged(FloatingPointError):

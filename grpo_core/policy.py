@@ -32,10 +32,10 @@ class KVCache:
         self.layers[layer] = key, value
         return key, value
 
-    def repeat_interleave(self, repeats: int | Tensor) -> None:
-        """Repeat each row `repeats` times, the copies side by side: rows a, b become a, a, b, b."""
+    def take(self, rows: Tensor) -> None:
+        """Keep these rows, in this order and as often as named: rows 0, 0, 1, 1 make groups of two from two prompts."""
         for layer, (key, value) in self.layers.items():
-            self.layers[layer] = key.repeat_interleave(repeats, dim=0), value.repeat_interleave(repeats, dim=0)
+            self.layers[layer] = key.index_select(0, rows), value.index_select(0, rows)
 
 
 class Block(nn.Module):

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from grpo_core.advantages import group_advantages
 from grpo_core.checkpoint import write_atomically
+from grpo_core.config import GRPOConfig
 from grpo_core.evaluate import mean_estimate
-from grpo_core.grpo import GRPOConfig
 from grpo_core.history import History
 from grpo_core.rollout import Rollout
 
@@ -46,7 +47,7 @@ def accuracy_figure(frame: pd.DataFrame) -> Figure:
     """Held-out greedy accuracy over iterations with its 95 % band, beside the reference run."""
     figure = Figure(figsize=(6.4, 3.6), layout="constrained")
     axes = figure.add_subplot()
-    _curve(axes, over_seeds(frame, "accuracy"), _label(frame))
+    _curve(axes, over_seeds(frame, "accuracy"), _label(frame, "accuracy"))
     if frame["iteration"].max() >= 20:
         axes.plot(list(REFERENCE), list(REFERENCE.values()), "s--", color=ORANGE, markersize=4, label="reference run")
     axes.set(xlabel="iteration", ylabel="greedy accuracy", ylim=(0, 1), title="GRPO on two-digit sums")
@@ -59,23 +60,26 @@ def kl_figure(frame: pd.DataFrame) -> Figure:
     figure = Figure(figsize=(6.4, 3.6), layout="constrained")
     axes = figure.add_subplot()
     axes.axhspan(*KL_BAND, color=GRAY, alpha=0.15, linewidth=0, label=f"{KL_BAND[0]} to {KL_BAND[1]}")
-    _curve(axes, over_seeds(frame, "kl"), _label(frame))
+    _curve(axes, over_seeds(frame, "kl"), _label(frame, "kl"))
     axes.set(xlabel="iteration", ylabel="KL to the start policy (nats per token)", title="How far the policy has moved")
-    axes.set_ylim(bottom=0)
-    axes.legend(loc="upper left", frameon=False)
+    axes.set_ylim(0, max(1.15 * KL_BAND[1], axes.get_ylim()[1]))
+    axes.legend(loc="lower right", frameon=False)
     return figure
 
 
 def _curve(axes, curve: pd.DataFrame, label: str) -> None:
     x = curve.index.to_numpy(dtype=float)
-    axes.plot(x, curve["value"], "o-", color=BLUE, markersize=4, label=label)
+    axes.plot(x, curve["value"], "o-" if len(x) <= 50 else "-", color=BLUE, markersize=4, label=label)
     axes.fill_between(x, curve["low"], curve["high"], color=BLUE, alpha=0.2, linewidth=0)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _label(frame: pd.DataFrame) -> str:
+def _label(frame: pd.DataFrame, column: str) -> str:
     seeds = frame["seed"].nunique()
-    return f"GRPO, mean of {seeds} seeds, 95 % band" if seeds > 1 else "GRPO, 95 % band"
+    if seeds > 1:
+        return f"GRPO, mean of {seeds} seeds, 95 % band"
+    return "GRPO, 95 % band" if f"{column}_low" in frame else "GRPO"
 
 
 def group_example(rollout: Rollout, config: GRPOConfig, group: int = 0) -> str:

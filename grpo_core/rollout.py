@@ -1,8 +1,8 @@
 """Rollouts: groups of completions sampled from a policy, with everything an update needs to know about them.
 
-The rows of a group are neighbours: row i belongs to prompt i // group_size. The prompt is read once and its key-value
-cache is expanded to the group, for sampling and for scoring alike. Left out: top-k and top-p, which would change the
-distribution that the log-probs describe.
+The rows of a group are neighbors: row i belongs to prompt i // group_size. What the rows of a group share, their prompt and
+often whole completions, is read once, for sampling and for scoring alike. Left out: top-k and top-p, which would change
+the distribution that the log-probs describe.
 """
 
 from collections.abc import Callable, Sequence
@@ -136,7 +136,7 @@ def token_log_probs(
         raise ValueError(f"{prompt_ids.shape[0]} prompts but {completion_ids.shape[0]} completions: give each its own row")
     with eval_mode(policy):
         if isinstance(policy, TinyGPT) and prompt_mask is None:
-            logits = shared_prompt_logits(policy, prompt_ids, completion_ids)
+            logits = shared_logits(policy, prompt_ids, completion_ids)
         else:
             logits = completion_logits(policy, prompt_ids, completion_ids, prompt_mask)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
@@ -146,21 +146,25 @@ def token_log_probs(
 def completion_logits(policy, prompt_ids: Tensor, completion_ids: Tensor, prompt_mask: Tensor | None) -> Tensor:
     """(N, T, vocabulary) logits that predict the completion: those of the last prompt token up to the last but one."""
     token_ids = torch.cat([prompt_ids, completion_ids], dim=1)
-    arguments = {}
-    if prompt_mask is not None:
-        attention_mask = torch.cat([prompt_mask.bool(), torch.ones_like(completion_ids, dtype=torch.bool)], dim=1)
-        arguments = {"attention_mask": attention_mask, "position_ids": positions(attention_mask)}
-    output = policy(token_ids, **arguments)
+    mask = None if prompt_mask is None else extend(prompt_mask, completion_ids.shape[1])
+    output = policy(token_ids, **padding(mask, token_ids.shape[1]))
     return getattr(output, "logits", output)[:, prompt_ids.shape[1] - 1 : -1]
 
 
-def shared_prompt_logits(policy: TinyGPT, prompt_ids: Tensor, completion_ids: Tensor) -> Tensor:
-    """The same logits, but each run of equal prompts is read once. Gradients flow through the shared cache."""
-    prompts, group_sizes = prompt_ids.unique_consecutive(dim=0, return_counts=True)
+def shared_logits(policy: TinyGPT, prompt_ids: Tensor, completion_ids: Tensor) -> Tensor:
+    """The same logits, but equal rows are read once, and so are equal prompts. Gradients flow through the shared cache.
+
+    In a group of 8, about half of the completions are copies of another. The sharper the policy, the more is saved.
+    """
+    token_ids = torch.cat([prompt_ids, completion_ids], dim=1).cpu()  # Not every device can tell equal rows apart.
+    distinct, row = token_ids.unique(dim=0, return_inverse=True)
+    prompts, prompt = distinct[:, : prompt_ids.shape[1]].unique_consecutive(dim=0, return_inverse=True)
+    completions = distinct[:, prompt_ids.shape[1] : -1]
+    prompts, prompt, completions, row = (x.to(prompt_ids.device) for x in (prompts, prompt, completions, row))
     cache = KVCache()
-    first = policy(prompts, cache=cache)[:, -1:].repeat_interleave(group_sizes, dim=0)
-    cache.repeat_interleave(group_sizes)
-    return torch.cat([first, policy(completion_ids[:, :-1], cache=cache)], dim=1)
+    first = policy(prompts, cache=cache)[:, -1:].index_select(0, prompt)
+    cache.take(prompt)
+    return torch.cat([first, policy(completions, cache=cache)], dim=1).index_select(0, row)
 
 
 @torch.no_grad()
@@ -173,32 +177,38 @@ def generate(
     eos_id: int,
     choose: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """Complete each prompt `group_size` times; `choose` turns (N, vocabulary) logits into N tokens. Returns (N, T)."""
-    cache, arguments = KVCache(), {}
-    if prompt_mask is not None:
-        arguments = {"attention_mask": prompt_mask, "position_ids": positions(prompt_mask)}
+    """Complete each prompt `group_size` times; `choose` turns (N, vocabulary) logits into N tokens. Returns (N, T).
+
+    Completions of a group begin alike. Each distinct beginning is read once; `branch` says which one a row is on.
+    """
+    branch = torch.arange(len(prompt_ids), device=prompt_ids.device).repeat_interleave(group_size)
+    finished = torch.zeros_like(branch, dtype=torch.bool)
+    cache, mask, completion = KVCache(), prompt_mask, []
     with eval_mode(policy):
-        logits = policy(prompt_ids, cache=cache, **arguments)[:, -1].repeat_interleave(group_size, dim=0)
-        cache.repeat_interleave(group_size)
-        completion = []
-        finished = torch.zeros(len(logits), dtype=torch.bool, device=logits.device)
-        for step in range(max_new_tokens):
-            if step > 0:
-                if prompt_mask is not None:
-                    arguments = _next_arguments(prompt_mask, group_size, step)
-                logits = policy(completion[-1].unsqueeze(1), cache=cache, **arguments)[:, -1]
+        logits = policy(prompt_ids, cache=cache, **padding(mask, prompt_ids.shape[1]))[:, -1]
+        while True:
             if not torch.isfinite(logits).all():
                 raise FloatingPointError("the policy's logits are not finite: its weights were lost in an earlier step")
-            completion.append(torch.where(finished, eos_id, choose(logits)))
+            completion.append(torch.where(finished, eos_id, choose(logits[branch])))
+            if len(completion) == max_new_tokens:
+                return torch.stack(completion, dim=1)
             finished |= completion[-1] == eos_id
-    return torch.stack(completion, dim=1)
+            vocabulary = logits.shape[1]
+            beginnings, branch = (branch * vocabulary + completion[-1]).unique(return_inverse=True)
+            parents, tokens = beginnings // vocabulary, beginnings % vocabulary
+            cache.take(parents)
+            mask = None if mask is None else extend(mask[parents], 1)
+            logits = policy(tokens.unsqueeze(1), cache=cache, **padding(mask, 1))[:, -1]
 
 
-def _next_arguments(prompt_mask: Tensor, group_size: int, step: int) -> dict:
-    """Mask and positions for reading one more token behind prompts of different lengths."""
-    mask = prompt_mask.bool().repeat_interleave(group_size, dim=0)
-    mask = torch.cat([mask, mask.new_ones(len(mask), step)], dim=1)
-    return {"attention_mask": mask, "position_ids": positions(mask)[:, -1:]}
+def extend(mask: Tensor, count: int) -> Tensor:
+    """The mask with `count` more real tokens on the right."""
+    return torch.cat([mask.bool(), mask.new_ones(len(mask), count, dtype=torch.bool)], dim=1)
+
+
+def padding(mask: Tensor | None, count: int) -> dict[str, Tensor]:
+    """What a policy must be told of padding when it reads the last `count` tokens: mask and positions, or nothing."""
+    return {} if mask is None else {"attention_mask": mask, "position_ids": positions(mask)[:, -count:]}
 
 
 def encode_prompts(task, problems: Sequence[Problem], device) -> tuple[Tensor, Tensor | None]:

@@ -44,7 +44,7 @@ class Addition:
     eos_id = vocab.index(";")
 
     def __init__(self, digits: int = 2):
-        if digits not in (1, 2, 3):
+        if not isinstance(digits, int) or digits not in (1, 2, 3):
             raise ValueError(f"digits must be 1, 2 or 3, got {digits!r}: longer sums do not fit in a list of all problems")
         low = 10 ** (digits - 1) if digits > 1 else 0
         numbers = range(low, 10**digits)

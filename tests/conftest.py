@@ -27,9 +27,10 @@ class Letters:
     """Another task than addition: completions of up to three of the tokens a, b and EOS. Few enough to list them all."""
 
     vocab, eos_id, max_new_tokens = "ab;", 2, 3
-    problems = [Problem("ab", "a"), Problem("bba", "bb"), Problem("b", "")]
-    train = [Problem("ab", "a"), Problem("ba", "bb"), Problem("bb", "")]
-    held_out = validation = train
+
+    def __init__(self):
+        self.problems = [Problem("ab", "a"), Problem("bba", "bb"), Problem("b", "")]
+        self.train = self.held_out = self.validation = [Problem("ab", "a"), Problem("ba", "bb"), Problem("bb", "")]
 
     def encode(self, text):
         return [self.vocab.index(character) for character in text]
@@ -42,8 +43,7 @@ class Letters:
 
     def completions(self):
         """Each completion once: (C, 3) token ids, and the (C, 3) mask through the first EOS."""
-        rows = {(*row, 2)[: (*row, 2).index(2) + 1][:3] for row in product(range(3), repeat=3)}
-        rows = sorted(rows)
+        rows = sorted({row[: row.index(2) + 1] if 2 in row else row for row in product(range(3), repeat=3)})
         ids = torch.tensor([row + (2,) * (3 - len(row)) for row in rows])
         return ids, torch.tensor([[t < len(row) for t in range(3)] for row in rows])
 

@@ -48,18 +48,18 @@ def refused(capsys, *arguments):
 # --help
 
 
-@pytest.fixture(scope="module")
-def help_text():
-    """From a real process: what a reader sees."""
-    run = subprocess.run([sys.executable, "-m", "grpo_core", "--help"], capture_output=True, text=True, encoding="utf-8")
-    assert run.returncode == 0 and run.stderr == ""
-    return run.stdout
+@pytest.fixture
+def help_text(capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["--help"])
+    assert not end.value.code
+    return capsys.readouterr().out
 
 
 def help_of_flags(text):
     """{flag: its help}, from the boxes that tyro draws."""
     lines = [line.strip("│╭╮╰╯ ") for line in text.splitlines()]
-    flags = re.split(r"(?m)^(--[a-z][a-z-]*)", "\n".join(lines))
+    flags = re.split(r"(?m)^(--[a-z-]+)", "\n".join(lines))
     return {name: " ".join(about.split()) for name, about in zip(flags[1::2], flags[2::2])}
 
 
@@ -67,8 +67,8 @@ def test_help_explains_every_setting_with_words_of_its_own(help_text):
     about = help_of_flags(help_text)
     texts = []
     for name in [field.name for field in fields(GRPOConfig)] + ["seeds", "output", "resume"]:
-        explanation = re.sub(r"^.*?(?=[A-Z]\w* )|\(default: .*\)$", "", re.sub(r"^[A-Z|{}None]+ ", "", about[flag(name)]))
-        assert len(explanation.split()) >= 4, f"{flag(name)}: {about[flag(name)]!r}"
+        explanation = re.fullmatch(r"(?:, --no-)?\S+ (.*) \(default: .*\)", about[flag(name)])[1]
+        assert len(explanation.split()) >= 4, f"{flag(name)}: {explanation!r}"
         texts.append(explanation)
     assert len(set(texts)) == len(texts), "two flags share one explanation: one of the fields has no comment"
 
@@ -88,7 +88,7 @@ def test_defaults_of_the_command_line_are_those_of_the_config():
 @pytest.mark.parametrize("field", fields(GRPOConfig), ids=lambda field: field.name)
 def test_each_field_is_a_flag(field):
     others = {"schedule": "linear", "kl": "k1", "scale": "none", "aggregation": "sequence", "evaluate_on": "validation"}
-    numbers = {"clip_eps_high": 0.3, "micro_batch": 5, "correction": 1, "device": "cuda"}
+    numbers = {"clip_eps_high": 0.3, "micro_batch": 5, "correction": 1, "device": "cpu:0"}
     usual = field.default + 1 if isinstance(field.default, int) else 0.5
     value = (others | numbers).get(field.name, usual)
     assert asdict(parse([flag(field.name), str(value)]).config) == asdict(GRPOConfig()) | {field.name: value}
@@ -123,7 +123,7 @@ def test_a_run_says_what_it_will_do_and_what_came_out(tiny_run):
     before, table = printed.split("iteration  ", 1)
     assert {"2", "4", "8"} <= set(re.findall(r"\d+", before)), "iterations, prompts, completions"
     assert str(output) in before
-    for row in pd.read_csv(output / "history.csv").itertuples():
+    for row in pd.read_csv(output / "history.csv").iloc[[0, -1]].itertuples():
         assert f"{row.accuracy:.3f}" in table and f"{row.accuracy_low:.3f} to {row.accuracy_high:.3f}" in table
     for name in FILES[:-1]:
         assert str(output / name) in table
@@ -173,7 +173,7 @@ IMPOSSIBLE = [
     ("--clip-eps-high", "0"), ("--beta", "-0.1"), ("--beta", "nan"), ("--learning-rate", "0"), ("--learning-rate", "inf"),
     ("--iterations", "0"), ("--inner-epochs", "0"), ("--prompts-per-iteration", "0"), ("--micro-batch", "0"),
     ("--evaluate-every", "0"), ("--max-new-tokens", "0"), ("--max-new-tokens", "100"), ("--device", "nowhere"),
-    ("--seeds", "0"),
+    ("--prompts-per-iteration", "1000000"), ("--seeds", "0"),
 ]  # fmt: skip
 
 

@@ -77,7 +77,7 @@ def test_each_token_is_scored_by_the_logits_before_it():
 
 
 def test_scoring_divides_the_logits_by_the_temperature():
-    policy, prompts, tokens = Table(torch.tensor([[2.0, 1.0, 0.0]] * 2)), torch.zeros(3, 1, dtype=torch.long), torch.arange(3)[:, None]
+    policy, prompts, tokens = Table(torch.tensor([[2.0, 1.0, 0.0]] * 2)), torch.zeros(3, 1).long(), torch.arange(3)[:, None]
     right, wrong = token_log_probs(policy, prompts, tokens, 0.5), token_log_probs(policy, prompts, tokens)
     assert_close(right.flatten(), torch.tensor([4.0, 2.0, 0.0]).log_softmax(0))
     assert_close((wrong - right).exp().flatten(), torch.tensor([0.767, 2.086, 5.671]), atol=1e-3, rtol=0)
@@ -134,7 +134,10 @@ def test_mode_survives_an_error(tiny):
     assert policy.training
 
 
-@pytest.mark.parametrize("dtype, expected", [(torch.bfloat16, torch.float32), (torch.float32, torch.float32), (torch.float64, torch.float64)])
+@pytest.mark.parametrize(
+    "dtype, expected",
+    [(torch.bfloat16, torch.float32), (torch.float16, torch.float32), (torch.float32, torch.float32), (torch.float64,) * 2],
+)
 def test_log_probs_are_never_computed_in_half_precision(dtype, expected):
     logits = torch.tensor([[3.0, 0.25, -2.0]] * 3)
     scores = token_log_probs(Table(logits.to(dtype)), torch.tensor([[0]]), torch.tensor([[1, 2]]), 0.7)

@@ -24,8 +24,9 @@ def test_no_pair_of_numbers_is_in_two_parts_of_the_split(sums):
 
 
 def test_every_answer_is_the_sum_and_fits_with_its_eos(sums):
-    for prompt, answer in sums.train + sums.validation + sums.held_out:
-        assert eval(prompt.rstrip("=")) == int(answer)
+    problems = sums.train + sums.validation + sums.held_out
+    for prompt, answer in problems[:: 1 + len(problems) // 20_000]:
+        assert sum(map(int, prompt.rstrip("=").split("+"))) == int(answer)
         assert len(sums.encode(answer + ";")) <= sums.max_new_tokens
 
 

@@ -1,8 +1,9 @@
 """GroupStepper: walk through a group one completion at a time and watch each advantage come about."""
 
+import html
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import ipywidgets as W
 import torch
@@ -46,7 +47,7 @@ class GroupStepper(Panel):
 
     def __init__(self, group: Group = RECORDED_GROUP, policy=None):
         self.first, self.group, self.policy = group, group, policy
-        self._playing = threading.Event()
+        self._stop = None
         last = len(group.texts) - 1
         self.slider = W.IntSlider(value=0, min=0, max=last, description="sample", readout=False)
         self.back = button("◀ Back", lambda: self.move(-1), "previous sample")
@@ -74,20 +75,29 @@ class GroupStepper(Panel):
 
     def toggle_play(self) -> None:
         """Step once in 0.8 seconds until the end; pressed again, stop."""
-        if self._playing.is_set():
-            self._playing.clear()
+        if self._stop is not None:
+            self._halt()
             return
-        self._playing.set()
+        self._stop = threading.Event()
+        self.play.description = "Stop"
         self.slider.value = 0 if self.slider.value == self.slider.max else self.slider.value
-        threading.Thread(target=self._step_by_itself, daemon=True).start()
+        threading.Thread(target=self._step_by_itself, args=(self._stop,), daemon=True).start()
 
-    def _step_by_itself(self) -> None:
-        stopped = threading.Event()
-        while self._playing.is_set() and self.slider.value < self.slider.max:
-            stopped.wait(0.8)
-            if self._playing.is_set():
-                self.move(+1)
-        self._playing.clear()
+    def _step_by_itself(self, stop: threading.Event) -> None:
+        """Each run has an event of its own: a new Play must not revive a thread that was told to stop."""
+        while self.slider.value < self.slider.max and not stop.wait(0.8):
+            self.move(+1)
+        if not stop.is_set():
+            self._halt()
+
+    def _halt(self) -> None:
+        if self._stop is not None:
+            self._stop.set()
+        self._stop, self.play.description = None, "Play"
+
+    def close(self) -> None:
+        self._halt()
+        super().close()
 
     def sample(self) -> None:
         """Replace the group by a fresh one of the live policy."""
@@ -102,15 +112,15 @@ class GroupStepper(Panel):
         self.refresh()
 
     def _read_rewards(self, _) -> None:
+        wanted = len(self.group.texts)
         try:
-            rewards = [float(word) for word in self.rewards.value.replace(",", " ").split()]
+            rewards = torch.tensor([float(word) for word in self.rewards.value.replace(",", " ").split()])
         except ValueError:
-            rewards = []
-        if len(rewards) != len(self.group.texts):
-            wanted = len(self.group.texts)
+            rewards = torch.tensor([])
+        if len(rewards) != wanted or not rewards.isfinite().all():
             self.explain(f"{wanted} numbers are wanted, one for each completion, such as {_join(self.first.rewards)}")
             return
-        self.group = Group(self.group.prompt, self.group.answer, self.group.texts, rewards)
+        self.group = replace(self.group, rewards=rewards.tolist())
         self.refresh()
 
     def view(self) -> str:
@@ -126,7 +136,7 @@ class GroupStepper(Panel):
         rewards, advantage = self.group.rewards, self.advantages[i]
         so_far = sum(rewards[: i + 1]) / (i + 1)
         return (
-            f"<p>Sample {i + 1} of {len(rewards)}: <code>{self.group.prompt}{self.group.texts[i]}</code>. "
+            f"<p>Sample {i + 1} of {len(rewards)}: <code>{html.escape(self.group.prompt + self.group.texts[i])}</code>. "
             f"Reward {rewards[i]:g}. Mean so far {so_far:.3f}; {self._summary()} "
             f"Advantage <b>{signed(advantage)}</b>: {direction(advantage)}.</p>"
         )
@@ -139,7 +149,13 @@ class GroupStepper(Panel):
 
     def _table(self, marked: int | None) -> str:
         rows = [
-            [text, "right" if text == f"{self.group.answer};" else "wrong", f"{reward:g}", signed(advantage), direction(advantage)]
+            [
+                text,
+                "right" if text == f"{self.group.answer};" else "wrong",
+                f"{reward:g}",
+                signed(advantage),
+                direction(advantage),
+            ]
             for text, reward, advantage in zip(self.group.texts, self.group.rewards, self.advantages)
         ]
         return table_html(["completion", "verifier", "reward", "advantage", "its tokens are"], rows, marked)
@@ -153,7 +169,7 @@ class GroupStepper(Panel):
             bars = axes.bar(range(len(advantages)), advantages, color=colors, alpha=0.45)
             bars[marked].set(alpha=1.0, edgecolor="black", linewidth=1.5)
             axes.axhline(0, color="black", linewidth=0.8)
-            axes.set_xticks(range(len(advantages)), self.group.texts)
+            axes.set_xticks(range(len(advantages)), self.group.texts, parse_math=False)
             axes.bar_label(bars, [signed(a, 2) for a in advantages], padding=2, fontsize=9)
             axes.margins(y=0.2)
             axes.set(ylabel="advantage")

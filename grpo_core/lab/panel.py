@@ -55,6 +55,7 @@ class Panel(W.VBox):
     def __init__(self, rows: list[list[W.Widget]], height: int):
         self.html = W.HTML(layout=W.Layout(width="100%"))
         self._height = height
+        self._refreshing = threading.RLock()
         wrap = W.Layout(flex_flow="row wrap", align_items="center")
         super().__init__([*(W.HBox(row, layout=wrap) for row in rows), self.html])
         _close_previous(self)
@@ -69,29 +70,28 @@ class Panel(W.VBox):
         return self.view()
 
     def refresh(self, *_) -> None:
-        """Show the present view. The status role lets screen readers say what changed."""
-        try:
-            self._show(self.view())
-        except ValueError as error:
-            self.explain(str(error))
+        """Show the present view. The lock keeps a slower thread from showing an older one afterwards."""
+        with self._refreshing:
+            try:
+                self._show(self.view())
+            except ValueError as error:
+                self.explain(str(error))
 
     def explain(self, problem: str) -> None:
         """Say why a setting is not possible, where the reader is looking."""
         self._show(f"<p><b>Not possible:</b> {html.escape(problem)}</p>")
 
     def _show(self, shown: str) -> None:
+        """The status role lets screen readers say what changed."""
         self.html.value = f'<div role="status" aria-live="polite" style="min-height:{self._height}px">{shown}</div>'
 
     def close(self) -> None:
         """Also close the controls; a view that is gone must not keep answering."""
-        for widget in self._all_widgets():
+        for widget in _tree(self):
             widget.unobserve_all()
             if widget is not self:
                 widget.close()
         super().close()
-
-    def _all_widgets(self) -> list[W.Widget]:
-        return [self, self.html, *(control for row in self.children[:-1] for control in (*row.children, row))]
 
     def _repr_mimebundle_(self, **arguments):
         bundle = super()._repr_mimebundle_(**arguments)
@@ -99,20 +99,29 @@ class Panel(W.VBox):
         return {**data, "text/plain": f"<{type(self).__name__}>", "text/html": self.static()}, metadata
 
 
-_OPEN: dict[tuple[str, str], Panel] = {}
+def _tree(widget: W.Widget) -> list[W.Widget]:
+    """A widget and all that it is made of; layouts and styles are widgets, too, and live in the page like the others."""
+    parts = [getattr(widget, name, None) for name in ("layout", "style")]
+    parts = [part for part in parts if isinstance(part, W.Widget)]
+    return [widget, *parts, *(part for child in getattr(widget, "children", ()) for part in _tree(child))]
+
+
+_OPEN: dict[str, tuple[str, list[Panel]]] = {}
 
 
 def _close_previous(panel: Panel) -> None:
-    """Running a cell again replaces its widget; the old one is closed, or it would answer forever."""
+    """Running a cell again replaces its panels; the old ones are closed, or they would answer forever."""
     shell = get_ipython()
     parent = shell.get_parent() if hasattr(shell, "get_parent") else {}
-    cell = parent.get("metadata", {}).get("cellId")
+    cell, run = parent.get("metadata", {}).get("cellId"), parent.get("header", {}).get("msg_id")
     if cell is None:
         return
-    previous = _OPEN.get((cell, type(panel).__name__))
-    if previous is not None:
-        previous.close()
-    _OPEN[cell, type(panel).__name__] = panel
+    former_run, panels = _OPEN.get(cell, (run, []))
+    if former_run != run:
+        for former in panels:
+            former.close()
+        panels = []
+    _OPEN[cell] = run, [*panels, panel]
 
 
 def button(text: str, on_click: Callable[[], None], tooltip: str = "") -> W.Button:

@@ -74,6 +74,7 @@ def make_trainer(
 ):
     """A GRPOTrainer for `model` on `problems`, rewarded by `Addition.verify`; `settings` are those of TRL's GRPOConfig."""
     from datasets import Dataset
+    from transformers import PrinterCallback
     from trl import GRPOConfig, GRPOTrainer
 
     model.save_pretrained(folder)  # The trainer reads its reference from there.
@@ -81,7 +82,7 @@ def make_trainer(
         output_dir=str(folder), use_cpu=True, bf16=False, gradient_checkpointing=False, report_to=[], save_strategy="no",
         disable_tqdm=True, logging_strategy="no", lr_scheduler_type="constant", use_bias_correction_kl=False, **settings,
     )  # fmt: skip
-    return GRPOTrainer(
+    trainer = GRPOTrainer(
         model=type(model).from_pretrained(folder),
         reward_funcs=verifier_reward(),
         args=arguments,
@@ -91,6 +92,8 @@ def make_trainer(
         optimizers=(optimizer, None),
         rollout_func=rollout_func,
     )
+    trainer.remove_callback(PrinterCallback)
+    return trainer
 
 
 def verifier_reward() -> Callable:

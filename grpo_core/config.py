@@ -1,0 +1,78 @@
+"""The settings of a run, each with a sentence, its default and a check. The command line is built from this file."""
+
+import math
+from dataclasses import dataclass, fields
+from typing import Literal, get_args, get_origin
+
+from grpo_core.rollout import check_temperature
+from grpo_core.surrogate import clip_range
+
+
+@dataclass(frozen=True)
+class GRPOConfig:
+    """The settings of a run. A value that makes no sense raises a ValueError that says what would."""
+
+    # Prompts in each iteration; a group is sampled for each.
+    prompts_per_iteration: int = 48
+    # Completions in a group (TRL: num_generations).
+    group_size: int = 8
+    # Completions are sampled, and all log-probs scored, at this temperature.
+    temperature: float = 0.7
+    # Rounds of sampling and updating.
+    iterations: int = 20
+    # Gradient steps on each rollout (TRL: num_iterations). With 1 the ratio is always 1 and the clip never acts.
+    inner_epochs: int = 2
+    # Step size of AdamW.
+    learning_rate: float = 2e-4
+    # Keep the step size, or let it fall in a straight line to 0 over the iterations: for long runs.
+    schedule: Literal["constant", "linear"] = "constant"
+    # How far below 1 a ratio is trusted, and above (TRL: epsilon).
+    clip_eps: float = 0.2
+    # How far above 1, if that is to differ: clip-higher (TRL: epsilon_high).
+    clip_eps_high: float | None = None
+    # Strength of the KL leash to the start policy; 0 takes it off.
+    beta: float = 0.08
+    # Estimator of the KL in the leash.
+    kl: Literal["k1", "k2", "k3"] = "k3"
+    # Divide advantages by the group's standard deviation, or by nothing: Dr. GRPO (TRL: scale_rewards).
+    scale: Literal["std", "none"] = "std"
+    # Added to the standard deviation.
+    std_eps: float = 1e-4
+    # 0 for the population standard deviation, 1 for the sample one, as in TRL.
+    correction: Literal[0, 1] = 0
+    # Mean over all tokens, over each completion first, or a sum with a constant divisor (TRL: dapo, grpo, dr_grpo).
+    aggregation: Literal["token", "sequence", "constant"] = "token"
+    # A completion is cut off here; also the divisor of the constant aggregation.
+    max_new_tokens: int = 4
+    # A larger gradient is scaled down to this norm.
+    max_grad_norm: float = 1.0
+    # Completions scored at a time, to save memory; None scores all at once. The gradient is the same.
+    micro_batch: int | None = None
+    # Greedy accuracy is measured every so many iterations, and after the last.
+    evaluate_every: int = 1
+    # Problems to measure it on: validation for choosing settings, held_out for reporting.
+    evaluate_on: Literal["held_out", "validation"] = "held_out"
+    # Source of all randomness. The same seed gives the same run on one machine.
+    seed: int = 0
+    # Where to compute: cpu, cuda or mps.
+    device: str = "cpu"
+
+    def __post_init__(self):
+        check_temperature(self.temperature)
+        clip_range(self.clip_eps, self.clip_eps_high)
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if get_origin(field.type) is Literal and value not in get_args(field.type):
+                raise ValueError(f"{field.name} must be one of {', '.join(map(repr, get_args(field.type)))}; got {value!r}")
+            if field.name in AT_LEAST and value is not None and not AT_LEAST[field.name] <= value < math.inf:
+                raise ValueError(f"{field.name} must be at least {AT_LEAST[field.name]}, got {value!r}")
+            if field.type in (int, int | None) and value is not None and not isinstance(value, int):
+                raise ValueError(f"{field.name} must be a whole number, got {value!r}")
+        if self.learning_rate == 0 or self.max_grad_norm == 0:
+            raise ValueError("learning_rate and max_grad_norm must be above 0: at 0 nothing is learned")
+
+
+AT_LEAST = {
+    "prompts_per_iteration": 1, "group_size": 2, "iterations": 1, "inner_epochs": 1, "learning_rate": 0, "beta": 0,
+    "std_eps": 0, "max_new_tokens": 1, "max_grad_norm": 0, "micro_batch": 1, "evaluate_every": 1,
+}  # fmt: skip

@@ -1,0 +1,193 @@
+"""The tests of the tests: each fault below was published somewhere. Planted in a copy of the package, it must be noticed."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import grpo_core
+
+TESTS, PACKAGE = Path(__file__).parent, Path(grpo_core.__file__).parent
+
+MUTATIONS = {
+    "the sample standard deviation, torch's default": (
+        "advantages.py",
+        "rewards.std(dim=1, keepdim=True, correction=correction)",
+        "rewards.std(dim=1, keepdim=True)",
+        "test_advantages.py::test_worked_group",
+    ),
+    "the mean of the batch": (
+        "advantages.py",
+        "rewards.mean(dim=1, keepdim=True)",
+        "rewards.mean()",
+        "test_advantages.py::test_each_group_has_its_own_mean_and_std",
+    ),
+    "a flat group is one whose std is 0": (
+        "advantages.py",
+        "return rewards.amax(dim=1) == rewards.amin(dim=1)",
+        "return rewards.std(dim=1, correction=0) == 0",
+        "test_advantages.py::test_flat_group_is_exactly_zero_and_counted",
+    ),
+    "the maximum for negative advantages": (
+        "surrogate.py",
+        "return torch.minimum(r * per_row, r.clamp(low, high) * per_row)",
+        "a, b = r * per_row, r.clamp(low, high) * per_row; return torch.where(per_row < 0, a.maximum(b), a.minimum(b))",
+        "test_surrogate.py::test_objective_and_slope_for_both_signs",
+    ),
+    "every ratio outside the band counts as clipped": (
+        "surrogate.py",
+        "return ((r > high) & (per_row > 0)) | ((r < low) & (per_row < 0))",
+        "return (r > high) | (r < low)",
+        "test_surrogate.py::test_clip_fraction_counts_only_where_the_clip_binds_inside_the_mask",
+    ),
+    "advantages run along the tokens": (
+        "surrogate.py",
+        "return advantages.unsqueeze(1)",
+        "return advantages",
+        "test_surrogate.py::test_each_advantage_goes_with_its_row_where_rows_and_tokens_are_equally_many",
+    ),
+    "temperature left out of the scores": (
+        "rollout.py",
+        "torch.float32)) / temperature",
+        "torch.float32))",
+        "test_rollout.py::test_scoring_divides_the_logits_by_the_temperature",
+    ),
+    "EOS left out of the mask": (
+        "rollout.py",
+        "return is_eos.cumsum(dim=1) - is_eos.long() == 0",
+        "return is_eos.cumsum(dim=1) == 0",
+        "test_rollout.py::test_mask_runs_through_the_first_eos",
+    ),
+    "logits off by one": (
+        "rollout.py",
+        "[:, prompt_ids.shape[1] - 1 : -1]",
+        "[:, prompt_ids.shape[1] :]",
+        "test_rollout.py::test_each_token_is_scored_by_the_logits_before_it",
+    ),
+    "positions shifted by the padding": (
+        "rollout.py",
+        '{"attention_mask": mask, "position_ids": positions(mask)[:, -count:]}',
+        '{"attention_mask": mask}',
+        "test_rollout.py::test_mixed_prompt_lengths_score_as_one_row_at_a_time",
+    ),
+    "rows of a group far apart": (
+        "rollout.py",
+        "prompt_ids = prompt_ids.repeat_interleave(group_size, dim=0)",
+        "prompt_ids = prompt_ids.repeat(group_size, 1)",
+        "test_rollout.py::test_rows_of_a_group_are_neighbors",
+    ),
+    "dropout while scoring": (
+        "rollout.py",
+        "        policy.eval()\n",
+        "        pass\n",
+        "test_rollout.py::test_scoring_is_free_of_dropout_and_leaves_the_mode_alone",
+    ),
+    "k3 in the wrong direction": (
+        "kl.py",
+        "return expm1_linear_far(d) - d",
+        "return expm1_linear_far(-d) + d",
+        "test_kl.py::test_expected_value_on_three_tokens",
+    ),
+    "exp(d) − 1 instead of expm1": (
+        "kl.py",
+        "torch.expm1(x.clamp(max=FAR))",
+        "(torch.exp(x.clamp(max=FAR)) - 1)",
+        "test_kl.py::test_k3_close_by_keeps_its_digits",
+    ),
+    "a clamp that lets go of the leash": (
+        "kl.py",
+        "return near + (near.detach() + 1) * torch.relu(x - FAR)",
+        "return near",
+        "test_kl.py::test_k3_far_below_the_reference_is_finite_and_pulls_up",
+    ),
+    "multiplying by the mask": (
+        "grpo.py",
+        "torch.where(mask[rows], per_token, 0.0).sum(dim=1)",
+        "(mask[rows] * per_token).sum(dim=1)",
+        "test_grpo.py::test_nothing_outside_the_mask_is_read",
+    ),
+    "the mean of micro-batch means": (
+        "grpo.py",
+        "sums.sum() / lengths.sum().clamp(min=1)",
+        "sums.sum() / lengths[rows].sum().clamp(min=1)",
+        "test_grpo.py::test_token_mean_is_no_mean_of_means",
+    ),
+    "a reference that shares the policy's storage": (
+        "grpo.py",
+        "reference = copy.deepcopy(policy).requires_grad_(False)",
+        "reference = policy",
+        "test_grpo.py::test_reference_stays_the_start_policy_and_shares_no_storage",
+    ),
+    "a surrogate that is minimized": (
+        "grpo.py",
+        "per_token = -clipped_surrogate(*clip)",
+        "per_token = clipped_surrogate(*clip)",
+        "test_grpo.py::test_training_learns_another_task",
+    ),
+}
+
+
+def plant(mutation, folder):
+    """Copy the package into the folder, with the fault in it, unless there is none (None)."""
+    shutil.copytree(PACKAGE, folder / "grpo_core", ignore=shutil.ignore_patterns("__pycache__", "lab", "rivals"))
+    if mutation is None:
+        return
+    file, old, new, _ = MUTATIONS[mutation]
+    path = folder / "grpo_core" / file
+    source = path.read_text(encoding="utf-8")
+    if source.count(old) != 1:
+        pytest.fail(f"{file} does not hold {old!r} exactly once: update this mutation")
+    path.write_text(source.replace(old, new), encoding="utf-8")
+
+
+# Runs in another process, where torch is imported once: each line of input, [folder, test, …], is a fresh import of the
+# package in that folder and a run of the tests, each line of output pytest's exit status and report.
+SERVER = """
+import contextlib, importlib, io, json, sys
+import pytest, torch, pandas, hypothesis.extra.numpy
+known = set(sys.modules)
+for line in sys.stdin:
+    folder, *tests = json.loads(line)
+    for name in set(sys.modules) - known:
+        if name.partition(".")[0] == "grpo_core" or name == "conftest" or name.startswith("test_"):
+            del sys.modules[name]
+    sys.path[0] = folder
+    importlib.invalidate_caches()
+    with contextlib.redirect_stdout(io.StringIO()) as report:
+        import grpo_core
+        assert grpo_core.__file__.startswith(folder), grpo_core.__file__
+        status = pytest.main(["-xq", "-p", "no:cacheprovider", "-c", folder + "/pytest.ini", *tests])
+    print(json.dumps([status, report.getvalue()]), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def run_on_copy(tmp_path_factory):
+    """Plant a fault in a copy of the package and run the tests on it; returns exit status and report."""
+    server = subprocess.Popen([sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def run(mutation, tests):
+        folder = tmp_path_factory.mktemp("copy")
+        (folder / "pytest.ini").write_text("[pytest]\n")
+        plant(mutation, folder)
+        print(json.dumps([str(folder), *(str(TESTS / test) for test in tests)]), file=server.stdin, flush=True)
+        return json.loads(server.stdout.readline())
+
+    with server:
+        yield run
+
+
+def test_named_tests_pass_without_a_fault(run_on_copy):
+    status, report = run_on_copy(None, sorted({test for *_, test in MUTATIONS.values()}))
+    assert status == 0, report
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS)
+def test_planted_fault_is_noticed(run_on_copy, mutation):
+    test = MUTATIONS[mutation][3]
+    status, report = run_on_copy(mutation, [test])
+    assert status == 1, f"{test} did not notice: {mutation}\n{report}"
+    assert "AssertionError" in report or "E       assert" in report, report
