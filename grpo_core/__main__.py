@@ -11,8 +11,8 @@ import torch
 import tyro
 from tqdm import tqdm
 
-from grpo_core.checkpoint import CheckpointError
-from grpo_core.config import GRPOConfig
+from grpo_core.checkpoint import CheckpointError, check_same_settings
+from grpo_core.config import GRPOConfig, check_fit
 from grpo_core.evaluate import greedy_accuracy
 from grpo_core.grpo import train
 from grpo_core.history import History, TrainingDiverged
@@ -36,10 +36,6 @@ class Run:
     output: Path = Path("outputs")
     # Continue the interrupted run in that folder, with its settings.
     resume: bool = False
-
-    def __post_init__(self):
-        if self.seeds < 1:
-            raise ValueError(f"seeds must be at least 1, got {self.seeds}")
 
     def checkpoint(self, seed: int) -> Path:
         return self.output / "checkpoints" / f"seed{seed}.pt"
@@ -73,8 +69,11 @@ def parse(arguments: list[str]) -> Run:
     settings = tyro.cli(Run, prog="python -m grpo_core", args=arguments)
     if not settings.resume:
         return settings
-    saved = read_settings(settings.output / "settings.json")
-    return tyro.cli(Run, prog="python -m grpo_core", args=arguments, default=saved)
+    path = settings.output / "settings.json"
+    saved = read_settings(path)
+    settings = tyro.cli(Run, prog="python -m grpo_core", args=arguments, default=saved)
+    check_same_settings(path, dataclasses.asdict(saved.config), dataclasses.asdict(settings.config))
+    return settings
 
 
 def read_settings(path: Path) -> Run:
@@ -90,7 +89,7 @@ def read_settings(path: Path) -> Run:
 def run(settings: Run) -> None:
     """Train once for each seed and write the results, also when it was stopped or went wrong."""
     config = settings.config
-    write_json(settings.output / "settings.json", {"config": dataclasses.asdict(config), "seeds": settings.seeds})
+    prepare(settings)
     print(announce(settings))
     histories: dict[int, History] = {}
     try:
@@ -106,10 +105,23 @@ def run(settings: Run) -> None:
             print(conclude(settings, histories))
 
 
+def prepare(settings: Run) -> None:
+    """Check all that can be checked beforehand, then make the folder ready."""
+    if settings.seeds < 1:
+        raise ValueError(f"seeds must be at least 1, got {settings.seeds}")
+    check_fit(settings.config, Addition(), warm_start())
+    checkpoints = settings.checkpoint(0).parent
+    checkpoints.mkdir(parents=True, exist_ok=True)
+    if not settings.resume:
+        for old in checkpoints.glob("seed*.pt"):
+            old.unlink()
+    write_json(settings.output / "settings.json", {"config": dataclasses.asdict(settings.config), "seeds": settings.seeds})
+
+
 def train_seed(settings: Run, config: GRPOConfig) -> History:
     """One run with its progress bar; the worked group is written as soon as it is sampled."""
     task, checkpoint = Addition(), settings.checkpoint(config.seed)
-    resume = settings.resume and (checkpoint.exists() or config.seed == settings.config.seed)
+    resume = settings.resume and checkpoint.exists()  # A run may be stopped before its first checkpoint.
     with tqdm(total=config.iterations, unit="iteration", desc=f"seed {config.seed}") as bar:
 
         def show(row, rollout):

@@ -5,8 +5,8 @@ never half of either.
 """
 
 import os
-import pickle
 import tempfile
+import zipfile
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import BinaryIO
 import torch
 
 FORMAT = "grpo_core checkpoint 1"
+KEYS = {"format", "config", "parts", "generator", "rows"}
 
 
 class CheckpointError(RuntimeError):
@@ -45,11 +46,14 @@ def write_atomically(path: Path | str, write: Callable[[BinaryIO], None]) -> Non
 def read_file(path: Path | str):
     """What `torch.save` wrote, read as plain data: no code in the file can run."""
     try:
+        with zipfile.ZipFile(path) as archive:
+            if archive.testzip() is not None:  # torch does not look at the checksums that it writes.
+                raise zipfile.BadZipFile("a checksum is wrong")
         return torch.load(path, weights_only=True, map_location="cpu")
     except FileNotFoundError:
         raise CheckpointError(f"there is no file {path}") from None
-    except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError, KeyError, OSError) as error:
-        raise CheckpointError(f"{path} is damaged, or was not written by this program: {error}") from error
+    except Exception as error:  # On a foreign file torch may raise anything, with advice that does not fit here.
+        raise CheckpointError(f"{path} is damaged, or was not written by this program") from error
 
 
 def save_checkpoint(path: Path | str, config, parts: dict, generator: torch.Generator, rows: list[dict]) -> None:
@@ -64,7 +68,7 @@ def save_checkpoint(path: Path | str, config, parts: dict, generator: torch.Gene
     write_atomically(path, lambda file: torch.save(state, file))
 
 
-def load_checkpoint(path: Path | str, config, parts: dict, generator: torch.Generator) -> list[dict]:
+def load_checkpoint(path: Path | str | None, config, parts: dict, generator: torch.Generator) -> list[dict]:
     """Put the state of a run back into `parts` and `generator`, and return its rows.
 
     With a constant schedule the number of iterations may differ, so that a finished run can go on. Every other setting
@@ -72,22 +76,27 @@ def load_checkpoint(path: Path | str, config, parts: dict, generator: torch.Gene
 
     Raises:
         CheckpointError: says what is wrong with the file, or which settings differ.
+        ValueError: there is no path.
     """
+    if path is None:
+        raise ValueError("resume needs the path of a checkpoint")
     state = read_file(path)
-    if not isinstance(state, dict) or state.get("format") != FORMAT:
+    if not isinstance(state, dict) or state.keys() != KEYS or state["format"] != FORMAT:
         raise CheckpointError(f"{path} is not a checkpoint of this version of grpo_core: start without resume")
-    there, here = state["config"], asdict(config)
-    free = {"iterations"} if config.schedule == "constant" else set()
-    differing = [name for name in here if name not in free and there.get(name) != here[name]]
-    if differing:
-        details = ", ".join(f"{name} is {there.get(name)!r} there and {here[name]!r} here" for name in differing)
-        raise CheckpointError(f"{path} is of a run with other settings: {details}. Use its settings, or start without resume")
+    check_same_settings(path, state["config"], asdict(config))
     try:
         for name, part in parts.items():
             part.load_state_dict(state["parts"][name])
     except (KeyError, RuntimeError, ValueError) as error:
-        raise CheckpointError(
-            f"{path} does not fit this policy: resume with the policy that the run began with ({error})"
-        ) from error
+        raise CheckpointError(f"{path} does not fit this policy: resume with the policy that the run began with") from error
     generator.set_state(state["generator"])
     return state["rows"]
+
+
+def check_same_settings(path: Path | str, there: dict, here: dict) -> None:
+    """Refuse to go on with other settings than the run in `path` has; only a constant schedule may become longer."""
+    free = {"iterations"} if here["schedule"] == "constant" else set()
+    differing = [name for name in here if name not in free and there.get(name) != here[name]]
+    if differing:
+        details = ", ".join(f"{name} is {there.get(name)!r} there and {here[name]!r} here" for name in differing)
+        raise CheckpointError(f"{path} is of a run with other settings: {details}. Use its settings, or start without resume")

@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass, fields
 from typing import Literal, get_args, get_origin
 
+import torch
+
 from grpo_core.rollout import check_temperature
 from grpo_core.surrogate import clip_range
 
@@ -76,3 +78,20 @@ AT_LEAST = {
     "prompts_per_iteration": 1, "group_size": 2, "iterations": 1, "inner_epochs": 1, "learning_rate": 0, "beta": 0,
     "std_eps": 0, "max_new_tokens": 1, "max_grad_norm": 0, "micro_batch": 1, "evaluate_every": 1,
 }  # fmt: skip
+
+
+def check_fit(config: GRPOConfig, task, policy) -> None:
+    """Say before any work what cannot work with this task, policy or machine; raises a ValueError."""
+    if config.prompts_per_iteration > len(task.train):
+        raise ValueError(f"prompts_per_iteration must be at most {len(task.train)}, the number of training problems")
+    prompt = max((problem.prompt for problem in task.train), key=len)
+    longest = len(task.encode(prompt)) + config.max_new_tokens
+    if longest > getattr(policy, "max_length", longest):
+        raise ValueError(
+            f"max_new_tokens {config.max_new_tokens} is too large: with the longest prompt that makes {longest} tokens, "
+            f"and this policy's context holds {policy.max_length}"
+        )
+    try:
+        torch.empty(0, device=config.device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device {config.device!r} cannot be used on this machine") from error

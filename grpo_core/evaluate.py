@@ -39,6 +39,10 @@ class Estimate(float):
     def value(self) -> float:
         return float(self)
 
+    def columns(self, name: str) -> dict[str, float]:
+        """Value and interval as three named numbers, for a row of a table."""
+        return {name: self.value, f"{name}_low": self.low, f"{name}_high": self.high}
+
     def __repr__(self) -> str:
         return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from grpo_core.advantages import group_advantages
 from grpo_core.checkpoint import load_checkpoint, save_checkpoint
-from grpo_core.config import GRPOConfig
+from grpo_core.config import GRPOConfig, check_fit
 from grpo_core.evaluate import greedy_accuracy
 from grpo_core.history import History, TrainingDiverged, describe
 from grpo_core.kl import kl_estimate
@@ -184,12 +184,9 @@ def train(
     Raises:
         TrainingDiverged: a loss, gradient or logit is not finite. It carries the history up to there.
         CheckpointError: there is nothing to resume, or it does not fit.
-        ValueError: `resume` without a checkpoint, or more prompts in an iteration than the task has.
+        ValueError: `resume` without a checkpoint, or settings that do not fit task, policy or machine.
     """
-    if resume and checkpoint is None:
-        raise ValueError("resume needs the path of a checkpoint")
-    if config.prompts_per_iteration > len(task.train):
-        raise ValueError(f"prompts_per_iteration is {config.prompts_per_iteration}; the task has {len(task.train)} problems")
+    check_fit(config, task, policy)
     policy.to(config.device)
     reference = copy.deepcopy(policy).requires_grad_(False)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=config.learning_rate, weight_decay=0.0, fused=True)
@@ -208,8 +205,7 @@ def train(
                 leash = reference if measure or config.beta > 0 else None
                 row |= describe(rollout, task.eos_id) | grpo_update(policy, leash, optimizer, rollout, config)
             if measure:
-                accuracy = greedy_accuracy(policy, task, getattr(task, config.evaluate_on))
-                row |= {"accuracy": accuracy.value, "accuracy_low": accuracy.low, "accuracy_high": accuracy.high}
+                row |= greedy_accuracy(policy, task, getattr(task, config.evaluate_on)).columns("accuracy")
             history.rows.append(row | {"seconds": time.perf_counter() - start})
             if on_iteration is not None:
                 on_iteration(history.rows[-1], rollout)

@@ -17,7 +17,9 @@ from grpo_core.task import Addition
 
 START_POLICY = Path(__file__).parent / "data" / "start_policy.pt"
 MAX_LENGTH = 16
-RECIPE = {"seed": 0, "steps": 484, "batch_size": 32, "learning_rate": 2e-3}  # Chosen on validation problems.
+# Chosen on validation problems. At this point training is fast and chaotic: rounding on another processor is enough to end
+# anywhere between 0.3 and 0.7. The shipped file is what everybody starts from.
+RECIPE = {"seed": 0, "steps": 484, "batch_size": 32, "learning_rate": 2e-3}
 
 
 def warm_start(path: Path | str = START_POLICY) -> TinyGPT:
@@ -34,7 +36,7 @@ def warm_start(path: Path | str = START_POLICY) -> TinyGPT:
     try:
         policy.load_state_dict(weights)
     except (RuntimeError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path} does not hold a start policy for Addition: {error}") from error
+        raise CheckpointError(f"{path} does not hold a start policy for Addition: other names or shapes") from error
     return policy
 
 

@@ -19,11 +19,9 @@ def plot_batches(along: Mapping[str, Tensor]) -> None:
             much as the exact gradient; left of 0 it leads downhill.
     """
     _, axes = plt.subplots(figsize=(7.4, 0.55 * len(along) + 0.9))
-    for row, (name, values) in enumerate(along.items()):
-        heights = (
-            row + torch.linspace(-0.25, 0.25, 7).repeat(len(values) // 7 + 1)[: len(values)]
-        )  # Spread, so that none hides.
-        axes.plot(values, heights, "o", color=BLUE, markersize=4, alpha=0.4)
+    for row, values in enumerate(along.values()):
+        spread = torch.linspace(-0.25, 0.25, 7).repeat(len(values) // 7 + 1)[: len(values)]  # So that no dot hides another.
+        axes.plot(values, row + spread, "o", color=BLUE, markersize=4, alpha=0.4)
         axes.plot(values.mean(), row, "|", color="black", markersize=26, markeredgewidth=2)
     axes.axvline(1, color=ORANGE, linestyle="--", linewidth=1.2)
     axes.axvline(0, color=GRAY, linewidth=0.8)

@@ -137,7 +137,7 @@ class GroupStepper(Panel):
         so_far = sum(rewards[: i + 1]) / (i + 1)
         return (
             f"<p>Sample {i + 1} of {len(rewards)}: <code>{html.escape(self.group.prompt + self.group.texts[i])}</code>. "
-            f"Reward {rewards[i]:g}. Mean so far {so_far:.3f}; {self._summary()} "
+            f"Reward {rewards[i]:g}. Mean so far {so_far:.3f}. {self._summary()} "
             f"Advantage <b>{signed(advantage)}</b>: {direction(advantage)}.</p>"
         )
 

@@ -132,8 +132,8 @@ class LeashExplorer(Panel):
         exact = self.means(step)["exact"]
         return (
             f"<p>Weights {STEPS[step]:g} of the way from the start policy (0) to the trained one (1). Greedy accuracy "
-            f"{self.accuracy[step]:.2f} on these {self.rows // 2} problems. Exact KL(policy ‖ reference) at the tokens in the table: "
-            f"<b>{_number(exact)}</b> nats per token.</p>"
+            f"{self.accuracy[step]:.2f} on these {self.rows // 2} problems. Exact KL(policy ‖ reference) at the tokens of the "
+            f"table: <b>{_number(exact)}</b> nats per token.</p>"
         )
 
     def _table(self, step: int) -> str:

@@ -83,7 +83,8 @@ class Panel(W.VBox):
 
     def _show(self, shown: str) -> None:
         """The status role lets screen readers say what changed."""
-        self.html.value = f'<div role="status" aria-live="polite" style="min-height:{self._height}px">{shown}</div>'
+        style = f"min-height:{self._height}px;line-height:1.5;border-spacing:12px 2px"  # The last one is for tables.
+        self.html.value = f'<div role="status" aria-live="polite" style="{style}">{shown}</div>'
 
     def close(self) -> None:
         """Also close the controls; a view that is gone must not keep answering."""

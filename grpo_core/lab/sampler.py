@@ -24,8 +24,7 @@ class Sampler(Panel):
 
     def __init__(self, prompt: str = "24+48=", policy=None, temperature: float = 0.7):
         self.task, self.policy = Addition(), warm_start() if policy is None else policy
-        self.known = {problem: "it was in the training part" for problem in self.task.train}
-        self.known |= {problem: "the policy never saw it" for problem in self.task.validation + self.task.held_out}
+        self.trained_on = set(self.task.train)
         self.seed = 0  # Of the draws: the slider keeps it, so that only the temperature changes; "ask again" moves on.
         self.text = W.Text(value=prompt, description="sum", continuous_update=False)
         self.temperature = W.FloatSlider(
@@ -49,7 +48,10 @@ class Sampler(Panel):
 
     def _summary(self, problem: Problem) -> str:
         right = int(self.rollout.rewards.sum())
-        seen = self.known.get(problem, "it is not of the kind that the policy was taught")
+        if problem in self.trained_on:
+            seen = "this sum is in the training part"
+        else:
+            seen = "this sum was never trained on" if two_digits(problem) else "the policy was only taught two-digit numbers"
         return (
             f"<p><code>{problem.prompt}</code> at temperature {self.rollout.temperature:.1f}: {right} of 8 right. "
             f"The true answer is {problem.answer}; {seen}.</p>"
@@ -105,6 +107,15 @@ def read_sum(text: str, task: Addition) -> Problem:
     if max(map(len, terms.groups())) > 4:
         raise ValueError(f"{text!r} is too long for this policy's context: four digits a number fit, and it was taught two")
     return Problem(prompt, str(sum(map(int, terms.groups()))))
+
+
+def two_digits(problem: Problem) -> bool:
+    """Whether a sum is of the kind that the policy was taught.
+
+    >>> two_digits(Problem("24+48=", "72")), two_digits(Problem("100+5=", "105")), two_digits(Problem("04+48=", "52"))
+    (True, False, False)
+    """
+    return all(10 <= int(term) <= 99 and len(term) == 2 for term in problem.prompt.removesuffix("=").split("+"))
 
 
 def verdict(text: str, answer: str) -> str:

@@ -95,8 +95,8 @@ def group_means(rewards: Tensor, size: int) -> Tensor:
 def rmse(estimate: Tensor, values: Tensor) -> float:
     """Root of the mean squared error.
 
-    >>> rmse(torch.tensor([0.0, 1.0]), torch.tensor([0.3, 0.6]))
-    0.353...
+    >>> round(rmse(torch.tensor([0.0, 1.0]), torch.tensor([0.3, 0.6])), 4)
+    0.3536
     """
     return (estimate - values).square().mean().sqrt().item()
 
@@ -104,7 +104,7 @@ def rmse(estimate: Tensor, values: Tensor) -> float:
 def expected_rmse(values: Tensor, size: int) -> float:
     """What theory expects of the mean of `size` answers that are right with probability p: the root of mean p(1 − p)/size.
 
-    >>> expected_rmse(torch.tensor([0.5, 0.5]), 25)
-    0.1...
+    >>> round(expected_rmse(torch.tensor([0.5, 0.5]), 25), 4)
+    0.1
     """
     return (values * (1 - values) / size).mean().sqrt().item()

@@ -49,7 +49,7 @@ def test_every_step_tells_its_sample(stepper):
     so_far = [0, 1 / 2, 1 / 3, 1 / 4, 1 / 5, 2 / 6, 2 / 7, 2 / 8]  # Two of eight are right: the second and the sixth.
     for i, (text, reward) in enumerate(zip(RECORDED_GROUP.texts, RECORDED_GROUP.rewards)):
         assert stepper.slider.value == i
-        assert f"Sample {i + 1} of 8: 24+48={text}. Reward {reward:g}. Mean so far {so_far[i]:.3f};" in shown(stepper)
+        assert f"Sample {i + 1} of 8: 24+48={text}. Reward {reward:g}. Mean so far {so_far[i]:.3f}." in shown(stepper)
         assert "Whole group: mean 0.250, std 0.433." in shown(stepper)
         assert advantage(stepper) == ((RIGHT, "▲ pushed up") if reward else (WRONG, "▼ pushed down"))
         stepper.next.click()

@@ -52,7 +52,7 @@ def test_shows_its_view_and_follows_its_controls():
 
 
 def test_the_area_tells_screen_readers_of_changes_and_keeps_its_height():
-    assert re.match(r'<div role="status" aria-live="polite" style="min-height:120px">', Counter().html.value)
+    assert re.match(r'<div role="status" aria-live="polite" style="min-height:120px;', Counter().html.value)
 
 
 def test_an_impossible_setting_is_explained_and_left_again():

@@ -43,10 +43,6 @@ check_verifier = Exercise(
             "you took the ; off before you compared. Then a completion that never ended is paid, too.",
         ),
         Mistake(
-            lambda completion, answer: float(completion.strip(";") == answer),
-            "you took the ; off before you compared. Then a completion that never ended is paid, too.",
-        ),
-        Mistake(
             lambda completion, answer: float(completion.replace(";", "") == answer),
             "you took every ; off before you compared. Then a completion that never ended is paid, too.",
         ),

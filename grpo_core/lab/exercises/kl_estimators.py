@@ -4,6 +4,7 @@ A leash is judged by its values *and* by its gradient, which is what training fe
 function, differentiate what it returns, and compare both.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -48,7 +49,7 @@ class Probed(Exercise):
         otherwise: what to say of a mistake that is not listed.
     """
 
-    probe: object = None
+    probe: Callable = value_and_slope
     otherwise: str = ""
 
     def __call__(self, attempt) -> str:
