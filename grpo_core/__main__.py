@@ -126,7 +126,8 @@ def train_seed(settings: Run, config: GRPOConfig) -> History:
 
         def show(row, rollout):
             if row["iteration"] == 1 and config.seed == settings.config.seed:
-                write_text(settings.output / "group_example.txt", group_example(rollout, config))
+                heading = f"A group of iteration 1, seed {config.seed}, sampled at temperature {config.temperature:g}.\n\n"
+                write_text(settings.output / "group_example.txt", heading + group_example(rollout, config))
             bar.n = row["iteration"]
             shown = {"reward": row.get("reward"), "accuracy": row.get("accuracy"), "KL": row.get("kl")}
             bar.set_postfix({name: f"{value:.3f}" for name, value in shown.items() if value is not None})

@@ -38,7 +38,8 @@ def over_seeds(frame: pd.DataFrame, column: str) -> pd.DataFrame:
     measured = frame.dropna(subset=[column])
     if frame["seed"].nunique() > 1:
         rows = {i: mean_estimate(group[column].tolist()) for i, group in measured.groupby("iteration")}
-        return pd.DataFrame({i: (e.value, e.low, e.high) for i, e in rows.items()}, index=["value", "low", "high"]).T
+        curve = pd.DataFrame({i: (e.value, e.low, e.high) for i, e in rows.items()}, index=["value", "low", "high"]).T
+        return curve.clip(0, 1) if column == "accuracy" else curve  # Student's interval does not know where a share ends.
     low, high = (f"{column}_low", f"{column}_high") if f"{column}_low" in frame else (column, column)
     return measured.set_index("iteration")[[column, low, high]].set_axis(["value", "low", "high"], axis=1)
 

@@ -94,13 +94,14 @@ def published(path):
 
 
 def vocabulary(path):
-    """What a solution may use: the imports and the functions of the notebook's cells."""
+    """What a solution may use: the imports and the functions of the notebook, but for those that need its variables."""
     scope = {}
     for cell in nbformat.read(path, as_version=4).cells:
         if cell.cell_type == "code":
-            tree = ast.parse(cell.source)
-            tree.body = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom | ast.FunctionDef)]
-            exec(compile(tree, path.name, "exec"), scope)
+            for node in ast.parse(cell.source).body:
+                if isinstance(node, ast.Import | ast.ImportFrom | ast.FunctionDef):
+                    with contextlib.suppress(NameError):
+                        exec(compile(ast.Module([node], []), path.name, "exec"), scope)
     return scope
 
 

@@ -505,6 +505,19 @@ def test_callback_sees_each_row_with_its_rollout(letters, tiny):
     assert history.frame.drop(index=0).notna().all(axis=None)
 
 
+@pytest.mark.parametrize(("schedule", "expected"), [("constant", [3.0, 3.0, 3.0]), ("linear", [3.0, 2.0, 1.0])])
+def test_schedule_sets_the_step_size_of_each_iteration(letters, tiny, monkeypatch, schedule, expected):
+    seen = []
+
+    def update(policy, reference, optimizer, rollout, config):
+        seen.append(optimizer.param_groups[0]["lr"])
+        return {}
+
+    monkeypatch.setattr(grpo_core.grpo, "grpo_update", update)
+    train(letters, tiny(), dataclasses.replace(SMALL, learning_rate=3.0, schedule=schedule))
+    assert seen == pytest.approx(expected)
+
+
 @pytest.mark.parametrize("after", [0, 2])
 def test_stop_ends_before_the_next_iteration(letters, tiny, after):
     policy, rows = tiny(), []
@@ -589,7 +602,7 @@ def test_accuracy_is_measured_on_the_asked_part_when_asked_and_at_the_end(task, 
 
 
 def test_more_prompts_than_problems_are_refused(letters, tiny):
-    with pytest.raises(ValueError, match="prompts_per_iteration is 4, but the task has 3"):
+    with pytest.raises(ValueError, match="prompts_per_iteration must be at most 3"):
         train(letters, tiny(), dataclasses.replace(SMALL, prompts_per_iteration=4))
 
 

@@ -52,10 +52,10 @@ def test_never_more_than_two_code_cells_without_text_between(path):
 
 @each_notebook
 def test_has_the_parts_that_every_notebook_has(path):
-    number, titles, text = path.name[1], headings(path), prose(path)
+    number, titles, text = int(path.name[:2]), headings(path), prose(path)
     assert titles[0].startswith(f"{number} · ")
     assert re.search(r"\*\*The one idea: ", text)
-    assert re.search(r"After this notebook \(about \d+ minutes\) you can", text)
+    assert re.search(r"After this notebook \(about \d+ minutes", text)
     assert re.search(r"(?i)\bpredict\b", text)
     for title in ("Exercises", "Recap", "Five questions", "New words"):
         assert any(heading.startswith(title) for heading in titles), f"no section {title!r}"
@@ -63,15 +63,15 @@ def test_has_the_parts_that_every_notebook_has(path):
 
 
 @each_notebook
-def test_sections_are_numbered_and_say_their_minutes_which_add_up(path):
+def test_sections_are_numbered_and_their_minutes_add_up(path):
+    """What a teacher plans with: the head's minutes are those of the sections, without the exercises."""
     text = prose(path)
-    sections = re.findall(r"(?m)^## (\d)\.(\d+) .*\((\d+) minutes?\)$", text)
-    assert [(a, int(b)) for a, b, _ in sections] == [(path.name[1], k) for k in range(1, len(sections) + 1)]
-    assert len(sections) >= 3
-    assert len(sections) == len(re.findall(r"(?m)^## \d", text)), "a section without its minutes"
-    minutes = sum(int(m) for m in re.findall(r"(?m)^## .*\((\d+) minutes?\)$", text))
-    promised = int(re.search(r"about (\d+) minutes", text)[1])
-    assert abs(minutes - promised) <= 0.25 * promised, f"the sections take {minutes} minutes, the head says {promised}"
+    sections = re.findall(r"(?m)^## (\d+)\.(\d+) .*\((\d+) minutes?\)$", text)
+    assert len(sections) == len(re.findall(r"(?m)^## \d", text)) >= 3, "a section without its minutes"
+    assert [(int(a), int(b)) for a, b, _ in sections] == [(int(path.name[:2]), k) for k in range(1, len(sections) + 1)]
+    assert re.search(r"(?m)^## Exercises \(\d+ minutes\)$", text)
+    minutes, promised = sum(int(m) for _, _, m in sections), int(re.search(r"about (\d+) minutes", text)[1])
+    assert abs(minutes - promised) <= 5, f"the sections take {minutes} minutes, the head says {promised}"
 
 
 @each_notebook
@@ -93,7 +93,8 @@ def test_details_are_closed_and_each_exercise_has_hint_and_solution(path):
 @each_notebook
 def test_glossary_names_what_trl_calls_it(path):
     glossary = prose(path).split("## New words")[1]
-    assert re.search(r"(?m)^\| word \| meaning \| in TRL \|$", glossary)
+    assert re.search(r"(?m)^\| word \| meaning \|", glossary)
+    assert "TRL" in glossary
     assert len(re.findall(r"(?m)^\| .* \|$", glossary)) >= 5
 
 
@@ -266,3 +267,8 @@ def test_building_twice_gives_the_same_bytes_and_those_are_what_is_saved(tmp_pat
     first, second = (built(tmp_path / name, QUICKEST) for name in ("first", "second"))
     assert first == second
     assert list(said(first)) == list(said(QUICKEST.read_bytes()))
+
+
+@each_notebook
+def test_is_tried_in_a_browser(path):
+    assert (ROOT / "tests/browser" / f"test_{path.stem[3:]}.py").exists()

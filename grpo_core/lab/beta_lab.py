@@ -81,7 +81,7 @@ class BetaLab(TrainingPanel):
         return frame_of(self.runs)
 
     def view(self) -> str:
-        return f"<p>{self._next_run()}</p>{runs_html(self.runs)}"
+        return f"<p>{self._next_run()}</p>{runs_html(self.runs)}{_download(self.runs)}"
 
     def _next_run(self) -> str:
         try:
@@ -151,11 +151,11 @@ def frame_of(runs: list[Training]) -> pd.DataFrame:
 
 
 def runs_html(runs: list[Training]) -> str:
-    """Picture, table, and the table as a file to download."""
+    """The picture and the table."""
     header = ["run", "settings", "greedy accuracy, 95 % interval", "KL", "seconds", "state"]
     table = table_html(header, [_table_row(number, run) for number, run in enumerate(runs, 1)]) if runs else ""
     problems = "".join(f"<p>Run {i}: {html.escape(run.problem)}</p>" for i, run in enumerate(runs, 1) if run.problem)
-    return _picture(runs) + table + problems + (_download(runs) if runs else "")
+    return f'{_picture(runs)}<div style="height:180px;overflow-y:auto">{table}{problems}</div>'
 
 
 def _table_row(number: int, run: Training) -> list[str]:
@@ -167,6 +167,9 @@ def _table_row(number: int, run: Training) -> list[str]:
 
 
 def _download(runs: list[Training]) -> str:
+    """The table as a file: a link that holds it."""
+    if not runs:
+        return ""
     data = base64.b64encode(frame_of(runs).to_csv(index=False).encode()).decode()
     return f'<a download="runs.csv" href="data:text/csv;base64,{data}">Download as CSV</a>'
 
@@ -182,9 +185,10 @@ def _picture(runs: list[Training]) -> str:
             color, marker, _ = LOOKS[(number - 1) % len(LOOKS)]
             for axes, column in ((accuracy, "accuracy"), (kl, "kl")):
                 x, y = curve(run.history.rows, column)
-                axes.plot(x, y, marker=marker, color=color, markersize=4, linewidth=1.2, markevery=(number % 2, 2))
+                axes.plot(x, y, marker=marker, color=color, markersize=4, linewidth=1.2)
                 if x:
-                    axes.annotate(f" {number}", (x[-1], y[-1]), color=color, fontsize=9, va="center", annotation_clip=True)
+                    beside = {"xytext": (4, 4 if number % 2 else -4), "textcoords": "offset points", "va": "center"}
+                    axes.annotate(str(number), (x[-1], y[-1]), color=color, fontsize=9, annotation_clip=True, **beside)
 
     ends = ", ".join(f"run {i} {run.accuracy}" for i, run in enumerate(runs, 1) if run.accuracy is not None)
     return figure_html(draw, f"Greedy accuracy and KL over iterations. At the end: {ends or 'no run yet'}", size=(8.6, 2.8))

@@ -129,10 +129,8 @@ class ClipExplorer(Panel):
             axes.plot(RATIOS, curve, color=BLUE if advantage > 0 else ORANGE, linewidth=2, label="with clip")
             if advantage == self.sign.value:
                 self._mark(axes)
-            low, high = (-0.2, 2.8) if advantage > 0 else (-2.8, 0.2)
-            axes.set(
-                xlabel="ratio", xticks=(0, 0.5, 1, 1.5, 2, 2.5), ylim=(low, high), yticks=range(-2, 1) if low < -1 else range(3)
-            )
+            limits, ticks = ((-0.2, 2.8), (0, 1, 2)) if advantage > 0 else ((-2.8, 0.2), (-2, -1, 0))
+            axes.set(xlabel="ratio", xticks=(0, 0.5, 1, 1.5, 2, 2.5), ylim=limits, yticks=ticks)
             axes.set_title(name, fontsize=10)
             axes.legend(frameon=False, fontsize=8)
             axes.spines[["top", "right"]].set_visible(False)

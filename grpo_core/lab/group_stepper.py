@@ -62,7 +62,7 @@ class GroupStepper(Panel):
             control.observe(self.refresh, "value")
         self.rewards.observe(self._read_rewards, "value")
         navigation = [self.back, self.next, self.play, self.slider]
-        super().__init__([navigation, [self.recorded, self.fresh, self.rewards], [self.scale, self.std_eps]], height=560)
+        super().__init__([navigation, [self.recorded, self.fresh, self.rewards], [self.scale, self.std_eps]], height=510)
 
     @property
     def advantages(self) -> list[float]:

@@ -26,7 +26,7 @@ def plot_spread(crossing: float) -> None:
 
 def plot_runs(frames: dict[str, object]) -> None:
     """Accuracy and measured KL of runs, by name. The darker the line, the stronger the leash."""
-    _, (left, right) = plt.subplots(1, 2, figsize=(9, 3))
+    _, (left, right) = plt.subplots(1, 2, figsize=(9, 3), layout="constrained")
     shades = plt.get_cmap("viridis_r")(torch.linspace(0.1, 1, len(frames)).numpy())
     for (name, frame), color, marker in zip(frames.items(), shades, "os^vDPX*"):
         line = {"color": color, "marker": marker, "markersize": 4, "label": name}
@@ -34,5 +34,7 @@ def plot_runs(frames: dict[str, object]) -> None:
         right.plot(frame.iteration, frame.kl, **line)
     left.set(xlabel="iteration", ylabel="greedy accuracy", ylim=(0, 1))
     right.set(xlabel="iteration", ylabel="KL to the start, nats per token", ylim=(0, None))
+    for axes in (left, right):
+        axes.xaxis.get_major_locator().set_params(integer=True)
     left.legend(frameon=False, fontsize=8)
     plt.show()

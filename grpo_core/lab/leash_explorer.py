@@ -149,7 +149,7 @@ class LeashExplorer(Panel):
                     kind,
                     _number(values.mean().item()),
                     _number(exact),
-                    f"±{error:.3f}",
+                    f"±{_number(error)}",
                     _number(values.std().item(), 2),
                     below,
                     largest,
@@ -183,11 +183,12 @@ def _limits(means: list[dict[str, float]]) -> tuple[float, float]:
 
 
 def _number(value: float, digits: int = 3) -> str:
-    """With a real minus, and no minus before a zero.
+    """With a real minus, no minus before a zero, and no decimals behind a large number.
 
     >>> _number(-0.25), _number(-0.0), _number(23321.6254)
-    ('−0.250', '0.000', '23,321.625')
+    ('−0.250', '0.000', '23,322')
     """
+    digits = digits if abs(value) < 100 else 0
     return f"{round(value, digits) + 0.0:,.{digits}f}".replace("-", "−")
 
 

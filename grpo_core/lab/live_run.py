@@ -1,7 +1,8 @@
 """LiveRun: watch GRPO train. Curves and a sample group move while a worker thread does the work.
 
 `Training` is one run that can be started, watched and stopped; `TrainingPanel` is a panel with Run, Stop and progress, and
-the parent of `LiveRun` and `BetaLab`. The worker sets widget traits and nothing else, at most five times a second.
+the parent of `LiveRun` and `BetaLab`. The worker sets widget traits and nothing else, and not too often: drawing takes
+its time from the training.
 """
 
 import html
@@ -25,7 +26,7 @@ from grpo_core.rollout import sample_groups
 from grpo_core.task import Addition
 from grpo_core.warm_start import warm_start
 
-UPDATE_SECONDS = 0.2  # Drawing takes 0.05 s of the same processor: more often would slow the training down.
+UPDATE_SECONDS = 0.2
 
 
 class Training:
@@ -114,7 +115,7 @@ class TrainingPanel(Panel):
 
     def __init__(self, buttons: list[W.Widget], rows: list[list[W.Widget]], height: int):
         self.training: Training | None = None
-        self._lock, self._gone, self._shown_at = threading.RLock(), False, 0.0
+        self._lock, self._gone, self._next_update = threading.RLock(), False, 0.0
         self.run_button = button("Run", self.run, "train the start policy")
         self.stop_button = button("Stop", self.stop, "end the run before its next iteration")
         self.progress = W.IntProgress(value=0, min=0, max=1, layout=W.Layout(width="200px"))
@@ -147,10 +148,12 @@ class TrainingPanel(Panel):
             self.training.stop()
 
     def _changed(self) -> None:
-        """Called by the worker after each iteration: show it, but not too often."""
-        if not self.busy or time.monotonic() - self._shown_at >= UPDATE_SECONDS:
+        """Called by the worker after each iteration: show it, if the last time is long enough ago."""
+        start = time.monotonic()
+        if not self.busy or start >= self._next_update:
             self.refresh()
-            self._shown_at = time.monotonic()
+            drawing = time.monotonic() - start
+            self._next_update = start + max(UPDATE_SECONDS, 5 * drawing)
 
     def refresh(self, *_) -> None:
         """One thread at a time, so that the last one to write shows the present state."""
@@ -222,7 +225,7 @@ class LiveRun(TrainingPanel):
             band = [(row["iteration"], row["accuracy_low"], row["accuracy_high"]) for row in rows if "accuracy" in row]
             if band:
                 left.fill_between(*zip(*band), color=BLUE, alpha=0.2, linewidth=0)
-            left.plot(*curve(rows, "accuracy"), "o-", color=BLUE, markersize=3, label="this run, 95 % band")
+                left.plot(*curve(rows, "accuracy"), "o-", color=BLUE, markersize=3, label="this run, 95 % band")
             left.legend(loc="lower right", frameon=False, fontsize=8)
             draw_kl(right, self.config.iterations, max((row.get("kl", 0.0) for row in rows), default=0.0))
             right.plot(*curve(rows, "kl"), "o-", color=BLUE, markersize=3)
@@ -261,13 +264,13 @@ def draw_accuracy(axes, iterations: int) -> None:
 
 
 def draw_kl(axes, iterations: int, highest: float = 0.0) -> None:
-    """An empty picture of KL over iterations, up to the highest value, with the band of a healthy run."""
+    """An empty picture of KL over iterations, up to the highest value or 1, with the band of a healthy run."""
     axes.axhspan(*KL_BAND, color=GRAY, alpha=0.15, linewidth=0)
-    top = max(0.5, 1.1 * highest)
+    top = min(1.0, max(0.5, 1.1 * highest))  # Beyond 1 a run is lost; the others must stay readable.
     axes.set(title="KL to the start (nats per token)", xlabel="iteration", xlim=(-0.5, 1.06 * iterations), ylim=(0, top))
     _plain(axes)
 
 
 def _plain(axes) -> None:
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     axes.spines[["top", "right"]].set_visible(False)

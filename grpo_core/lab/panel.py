@@ -39,7 +39,7 @@ def table_html(header: list[str], rows: list[list[str]], marked: int | None = No
     for i, row in enumerate(rows):
         tag, arrow = ("b", "▶") if i == marked else ("span", "&nbsp;&nbsp;")
         body += f"<tr><td>{arrow}</td>" + "".join(f"<td><{tag}>{html.escape(cell)}</{tag}></td>" for cell in row) + "</tr>"
-    return f'<table style="font-variant-numeric:tabular-nums"><tr>{head}</tr>{body}</table>'
+    return f'<table style="border-spacing:10px 2px;font-variant-numeric:tabular-nums"><tr>{head}</tr>{body}</table>'
 
 
 class Panel(W.VBox):
@@ -83,7 +83,7 @@ class Panel(W.VBox):
 
     def _show(self, shown: str) -> None:
         """The status role lets screen readers say what changed."""
-        style = f"min-height:{self._height}px;line-height:1.5;border-spacing:12px 2px"  # The last one is for tables.
+        style = f"min-height:{self._height}px;line-height:1.5"
         self.html.value = f'<div role="status" aria-live="polite" style="{style}">{shown}</div>'
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ Everything is looked for where a reader sees it: in the outputs, by the name on 
 import json
 import os
 import re
+import secrets
 import socket
 import subprocess
 import sys
@@ -50,11 +51,11 @@ class Server:
             "JUPYTERLAB_WORKSPACES_DIR": "workspaces",
             "IPYTHONDIR": "ipython",
         }
-        self.url = f"http://127.0.0.1:{_free_port()}"
+        self.url, self.token = f"http://127.0.0.1:{_free_port()}", secrets.token_hex()
         self.log = scratch / "server.log"
         command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1",
-                   f"--port={self.url.rsplit(':', 1)[1]}", "--ServerApp.port_retries=0", "--IdentityProvider.token=",
-                   "--ServerApp.password=", f"--ServerApp.root_dir={root}"]  # fmt: skip
+                   f"--port={self.url.rsplit(':', 1)[1]}", "--ServerApp.port_retries=0",
+                   f"--IdentityProvider.token={self.token}", f"--ServerApp.root_dir={root}"]  # fmt: skip
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 command,
@@ -67,18 +68,22 @@ class Server:
     def _wait(self) -> None:
         for _ in range(240):
             try:
-                urllib.request.urlopen(f"{self.url}/api/status")
+                self.request("status")
                 return
             except OSError:
                 assert self.process.poll() is None, self.log.read_text()
                 time.sleep(0.25)
         raise TimeoutError(self.log.read_text())
 
+    def request(self, path: str, method: str = "GET") -> bytes:
+        headers = {"Authorization": f"token {self.token}"}
+        with urllib.request.urlopen(urllib.request.Request(f"{self.url}/api/{path}", headers=headers, method=method)) as reply:
+            return reply.read()
+
     def close_kernels(self) -> None:
         """One kernel at a time: each has torch in its memory."""
-        for session in json.load(urllib.request.urlopen(f"{self.url}/api/sessions")):
-            request = urllib.request.Request(f"{self.url}/api/sessions/{session['id']}", method="DELETE")
-            urllib.request.urlopen(request)
+        for session in json.loads(self.request("sessions")):
+            self.request(f"sessions/{session['id']}", "DELETE")
 
     def close(self) -> None:
         self.close_kernels()
@@ -96,7 +101,7 @@ class Notebook:
     """A page of JupyterLab with one notebook open."""
 
     def __init__(self, page, server: Server, name: str):
-        self.page, self.url, self.errors = page, f"{server.url}/doc/tree/{name}", []
+        self.page, self.url, self.errors = page, f"{server.url}/doc/tree/{name}?token={server.token}", []
         page.on("console", lambda message: self.errors.append(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: self.errors.append(str(error)))
         self.open()
@@ -114,6 +119,16 @@ class Notebook:
         self.page.wait_for_function(DONE, timeout=300_000)
         self.assert_healthy()
 
+    def assert_static_twins(self) -> None:
+        """Before anything is run: no dead widget, and every picture has come and says what it shows."""
+        outputs = self.page.locator(f".jp-Notebook {OUTPUT}")
+        assert "Error displaying widget" not in " ".join(outputs.all_inner_texts())
+        assert outputs.locator(".widget-vbox").count() == 0
+        pictures = outputs.locator("img[alt]").all()
+        assert pictures, "no picture is seen before the notebook is run"
+        for picture in pictures:
+            assert picture.evaluate("image => image.complete && image.naturalWidth > 100")
+
     def assert_healthy(self) -> None:
         """No error in the page, in the console, or from the kernel."""
         assert not self.errors, self.errors
@@ -121,7 +136,7 @@ class Notebook:
             said = self.page.locator(f'{OUTPUT} [data-mime-type="application/vnd.jupyter.{kind}"]').all_inner_texts()
             assert not said, said
 
-    def cell(self, source: str) -> "Cell":
+    def cell(self, source: str | re.Pattern) -> "Cell":
         """The code cell with these words in its source."""
         found = self.page.locator(".jp-Notebook .jp-CodeCell").filter(has=self.page.locator(".cm-content", has_text=source))
         return Cell(self, found.first)
@@ -149,6 +164,12 @@ class Cell:
 
         expect(self.output).to_contain_text(words, use_inner_text=True, timeout=1000 * seconds)
 
+    def changes(self, before: str) -> None:
+        """Wait until the output shows something else than before."""
+        from playwright.sync_api import expect
+
+        expect(self.output).not_to_have_text(before, use_inner_text=True)
+
     def button(self, name: str):
         return self.output.get_by_role("button", name=name, exact=True)
 
@@ -157,10 +178,18 @@ class Cell:
 
     def slide(self, name: str, key: str, times: int = 1) -> None:
         """Press an arrow key on a slider."""
-        handle = self.control(name).locator(".noUi-handle")
-        handle.focus()
+        self.control(name).locator(".noUi-handle").focus()
         for _ in range(times):
             self.page.keyboard.press(key)
+
+    def drag(self, name: str, to: float) -> None:
+        """Drag a slider's handle with the mouse to a share of its length."""
+        self.control(name).scroll_into_view_if_needed()
+        handle, base = (self.control(name).locator(part).bounding_box() for part in (".noUi-handle", ".noUi-base"))
+        self.page.mouse.move(handle["x"] + handle["width"] / 2, handle["y"] + handle["height"] / 2)
+        self.page.mouse.down()
+        self.page.mouse.move(base["x"] + to * base["width"], base["y"] + base["height"] / 2, steps=10)
+        self.page.mouse.up()
 
     def type(self, name: str, text: str) -> None:
         box = self.control(name).locator("input")

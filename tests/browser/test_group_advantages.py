@@ -1,21 +1,13 @@
 """Notebook 02 in the hands of a student."""
 
-import pytest
 
-
-@pytest.fixture
-def stepper(open_notebook):
-    """The notebook is opened, its static twin is there before anything runs, then all cells are run."""
+def test_a_student_steps_through_the_group(open_notebook, picture):
     notebook = open_notebook("02_group_advantages")
-    cell = notebook.cell("GroupStepper()")
-    assert cell.text().count("+1.732") == 2
-    assert cell.output.locator("img[alt*='72; +1.732']").is_visible()
-    assert cell.output.get_by_role("button").count() == 0
+    notebook.assert_static_twins()
+    stepper = notebook.cell("GroupStepper()")
+    assert stepper.text().count("+1.732") == 2
     notebook.run_all()
-    return cell
 
-
-def test_a_student_steps_through_the_group(stepper, picture):
     stepper.sees("Sample 1 of 8")
     height = stepper.height()
     stepper.click("Next ▶")
@@ -51,8 +43,8 @@ def test_a_student_steps_through_the_group(stepper, picture):
     stepper.run()
     stepper.sees("Sample 1 of 8")
     assert stepper.output.locator(".widget-slider").count() == 1
-    stepper.notebook.open()  # The page is loaded again; the kernel is still there.
-    again = stepper.notebook.cell("GroupStepper()")
+    notebook.open()  # The page is loaded again; the kernel is still there.
+    again = notebook.cell("GroupStepper()")
     again.run()
     again.click("Next ▶")
     again.sees("Advantage +1.732: ▲ pushed up")
