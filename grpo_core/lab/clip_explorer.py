@@ -140,4 +140,4 @@ class ClipExplorer(Panel):
         r, value = self.ratio.value, self.value
         axes.plot(r, value, "o", color="black", markersize=8)
         if self.slope:
-            axes.annotate("", xy=(r + 0.4 * self.slope, value + 0.4), xytext=(r, value), arrowprops={"arrowstyle": "->"})
+            axes.annotate("", xy=(r + 0.3 * self.slope, value + 0.3), xytext=(r, value), arrowprops={"arrowstyle": "->"})

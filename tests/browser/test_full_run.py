@@ -15,7 +15,7 @@ def test_a_student_compares_runs(open_notebook, picture):
     lab.sees("Next run: beta 0.3;")
     before = lab.text().count("finished")
     lab.click("Run")
-    lab.sees(re.compile(r"\n\S+ \d+\s+beta 0\.3\s+0\.\d+ \[.*\]\s+0\.\d+\s+\d+\.\d\s+finished"), seconds=60)
+    lab.sees(re.compile(r" \d+\s+beta 0\.3\s+0\.\d+ \[.*\]\s+0\.\d+\s+\d+\.\d\s+finished"), seconds=60)
     assert lab.text().count("finished") == before + 2  # The row, and the line beside the progress bar.
     picture(lab, "beta_lab")
 
