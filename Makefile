@@ -16,10 +16,10 @@ endif
 .PHONY: run test lab bench results clean
 
 run: .venv/core
-	$(BIN)/python -m grpo_core $(ARGS)
+	@$(BIN)/python -m grpo_core $(ARGS)
 
 test: .venv/test
-	$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest $(ARGS)
 
 lab: .venv/test
 	$(BIN)/jupyter lab --notebook-dir notebooks
@@ -41,20 +41,22 @@ clean:
 # On Linux a plain "pip install torch" brings several GB of CUDA. The CPU build comes from PyTorch's own index; where that
 # cannot be reached, from wherever pip is set up to look.
 .venv/torch:
-	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'Python 3.11 or newer is needed: make PYTHON=python3.11')"
-	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --retries 0 --timeout 15 --index-url $(CPU_INDEX) $(TORCH) \
+	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'Python 3.11 or newer is needed: make PYTHON=python3.11')"
+	@echo "Setting up .venv with a CPU build of PyTorch, once …"
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --retries 0 --timeout 15 --index-url $(CPU_INDEX) $(TORCH) \
 	    || $(BIN)/python -m pip install --quiet $(TORCH)
-	touch $@
+	@touch $@
 
 .venv/core: .venv/torch pyproject.toml
-	$(BIN)/python -m pip install --quiet -e .
-	touch $@
+	@$(BIN)/python -m pip install --quiet -e .
+	@touch $@
 
 .venv/test: .venv/core
-	$(BIN)/python -m pip install --quiet -e ".[notebooks,test]"
-	touch $@
+	@echo "Adding JupyterLab and the tests' packages, once …"
+	@$(BIN)/python -m pip install --quiet -e ".[notebooks,test]"
+	@touch $@
 
 .venv/bench: .venv/core
-	$(BIN)/python -m pip install --quiet -e ".[trl]"
-	touch $@
+	@$(BIN)/python -m pip install --quiet -e ".[trl]"
+	@touch $@

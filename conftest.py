@@ -1,7 +1,7 @@
 """Notebooks are tests: nbval runs each cell and compares its output with the saved one.
 
-Readers also go back, and run cells twice. So after its last cell each notebook is run again in the same kernel, forward and
-then backward, and must raise nothing new; and the kernel must not have grown beyond what a small laptop can spare.
+After the last cell the kernel must not have grown beyond what a small laptop can spare. And readers go back, and run cells
+twice: so each notebook is run again in the same kernel, forward and then backward, and must raise nothing new.
 """
 
 from collections import defaultdict
@@ -44,7 +44,7 @@ def pytest_collection_modifyitems(items):
 
 
 def _again(notebook, cells):
-    """Each cell once more, without comparison; then backward, but for the cells that train; then the memory."""
+    """The memory; each cell once more, without comparison; then backward, but for the cells that train."""
 
     def item(name, number, cell, options):
         options = defaultdict(bool, {**options, "check": False})
@@ -52,7 +52,7 @@ def _again(notebook, cells):
 
     quick = [cell for cell in cells if "nbval-ignore-output" not in cell.cell.metadata.get("tags", [])]
     return [
+        item("memory", len(cells), MEMORY, {}),
         *(item(f"{cell.name}, again", cell.cell_num, cell.cell, cell.options) for cell in cells),
         *(item(f"{cell.name}, backward", cell.cell_num, cell.cell, cell.options) for cell in reversed(quick)),
-        item("memory", len(cells), MEMORY, {}),
     ]

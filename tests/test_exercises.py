@@ -109,7 +109,7 @@ def vocabulary(path):
 def test_notebook_has_two_to_four_exercises_and_its_stubs_are_saved_as_not_yet(path):
     found = published(path)
     assert 2 <= len(found) <= 4
-    titles = re.findall(r"\*\*Exercise (\d)\.(\d)\.\*\*", "\n".join(c.source for c in nbformat.read(path, 4).cells))
+    titles = re.findall(r"\*\*Exercise (\d+)\.(\d+)\b", "\n".join(c.source for c in nbformat.read(path, 4).cells))
     assert [(int(a), int(b)) for a, b in titles] == [(int(path.name[:2]), k) for k in range(1, len(found) + 1)]
     for function, cell, _ in found:
         assert re.search(rf"(?m)^def {function}\(.*\):\n    \.\.\.$", cell.source), "the stub is a def and three dots"

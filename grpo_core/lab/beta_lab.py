@@ -49,7 +49,7 @@ class BetaLab(TrainingPanel):
         controls = list(self.controls.values())
         rows = [controls[i : i + 3] for i in range(0, len(controls), 3)]
         self.clear_button = button("Clear", self.clear, "forget all runs")
-        super().__init__([self.clear_button], rows, height=470)
+        super().__init__([self.clear_button], rows, height=520)
 
     @property
     def config(self) -> GRPOConfig:
@@ -155,7 +155,7 @@ def runs_html(runs: list[Training]) -> str:
     header = ["run", "settings", "greedy accuracy, 95 % interval", "KL", "seconds", "state"]
     table = table_html(header, [_table_row(number, run) for number, run in enumerate(runs, 1)]) if runs else ""
     problems = "".join(f"<p>Run {i}: {html.escape(run.problem)}</p>" for i, run in enumerate(runs, 1) if run.problem)
-    return f'{_picture(runs)}<div style="height:180px;overflow-y:auto">{table}{problems}</div>'
+    return f"{_picture(runs)}<div style='max-height:180px;overflow-y:auto'>{table}{problems}</div>"
 
 
 def _table_row(number: int, run: Training) -> list[str]:

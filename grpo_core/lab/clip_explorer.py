@@ -43,7 +43,7 @@ class ClipExplorer(Panel):
         super().__init__([[self.down, self.up, self.ratio, self.sign], [self.clip_eps, self.clip_eps_high]], height=430)
 
     def move(self, by: float) -> None:
-        self.ratio.value = min(2.5, max(0.0, round(self.ratio.value + by, 2)))
+        self.ratio.value = round(self.ratio.value + by, 2)  # The slider itself stops at its ends.
 
     @property
     def clip(self) -> tuple[float, float | None]:

@@ -184,7 +184,7 @@ class LiveRun(TrainingPanel):
 
     def __init__(self, config: GRPOConfig = GRPOConfig(), guess: float | None = None):
         self.config, self.guess = config, guess
-        super().__init__([], [], height=440)
+        super().__init__([], [], height=480)
 
     def make(self) -> Training:
         return Training(self.config)

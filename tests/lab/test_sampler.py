@@ -124,7 +124,12 @@ def test_sums_are_read_generously(typed, problem, sampler):
 
 @pytest.mark.parametrize(
     ("typed", "words"),
-    [("24+48", "in the training part"), ("7+5", "only taught two-digit numbers"), ("100+20", "only taught two-digit numbers")],
+    [
+        ("7+5", "only taught two-digit numbers"),
+        ("24+48", "in the training part"),
+        ("04+48", "only taught two-digit numbers"),
+        ("100+20", "only taught two-digit numbers"),
+    ],
 )
 def test_says_what_the_policy_was_taught(sampler, typed, words):
     sampler.text.value = typed

@@ -66,7 +66,7 @@ def test_the_slider_adds_answers_to_the_same_group_and_asks_nothing(meter):
         meter.group_size.value = size
         assert f"G = {size}, asked once" in shown(meter)
         error = rmse(rewards[:, :size].mean(1), meter.values)
-        assert f"<b>{error:.3f}</b>" in shown(meter)
+        assert f"by <b>{error:.3f}</b>" in shown(meter)
     assert len(meter.asked) == 1 and torch.equal(meter.asked[0], rewards)
 
 
@@ -76,6 +76,7 @@ def test_ask_again_asks_again(meter):
     assert len(meter.asked) == 2
     assert not torch.equal(before, meter.asked[-1])
     assert torch.equal(before, meter.asked[0])
+    assert f"by <b>{rmse(meter.asked[1][:, :8].mean(1), meter.values):.3f}</b>" in shown(meter)
 
 
 def test_it_says_which_mean_is_closer_both_ways(meter):
@@ -87,7 +88,7 @@ def test_it_says_which_mean_is_closer_both_ways(meter):
     meter.asked = [torch.cat([torch.ones(1, 32), torch.zeros(23, 32)])]
     meter.values[0] = 1.0
     meter.refresh()
-    assert "<b>0.000</b>" in shown(meter) and "It is closer than the batch's mean" in shown(meter)
+    assert "by <b>0.000</b>" in shown(meter) and "It is closer than the batch's mean" in shown(meter)
 
 
 def test_group_means_take_the_first_answers():

@@ -83,8 +83,14 @@ check_grpo_loss = Exercise(
             lambda *x: _loss(*x, pick=lambda plain, clipped: plain),
             "you never clip. Take the minimum of ratio · A and clip(ratio) · A.",
         ),
-        Mistake(lambda *x: _loss(x[0], 2 * x[0] - x[1], *x[2:]), "the ratio is turned around: it is exp(log_probs − old_log_probs)."),
-        Mistake(lambda *x: _loss(x[0], x[2], *x[2:]), "you compare the ratio with the reference. The ratio is against the policy that sampled: old."),
+        Mistake(
+            lambda *x: _loss(x[0], 2 * x[0] - x[1], *x[2:]),
+            "the ratio is turned around: it is exp(log_probs − old_log_probs).",
+        ),
+        Mistake(
+            lambda *x: _loss(x[0], x[2], *x[2:]),
+            "you compare the ratio with the reference. The ratio is against the policy that sampled: old.",
+        ),
         Mistake(
             lambda *x: _loss(*x[:4], torch.ones_like(x[4]), *x[5:]),
             "you averaged over all places, also those behind the end of a completion. Use the mask.",
