@@ -40,6 +40,7 @@ class BetaLab(TrainingPanel):
 
     def __init__(self, **settings):
         self.runs: list[Training] = []
+        self._shown, self._runs = None, ""
         default = {field.name: field.default for field in fields(GRPOConfig)} | settings
         self.controls = {name: make(default[name]) for name, make in CONTROLS.items()}
         for name, control in self.controls.items():
@@ -81,7 +82,10 @@ class BetaLab(TrainingPanel):
         return frame_of(self.runs)
 
     def view(self) -> str:
-        return f"<p>{self._next_run()}</p>{runs_html(self.runs)}{_download(self.runs)}"
+        shown = [(run, run.state, len(run.history.rows)) for run in self.runs]
+        if shown != self._shown:  # Not for a moved slider: a picture takes long enough for a click on Run to overtake it.
+            self._shown, self._runs = shown, runs_html(self.runs) + _download(self.runs)
+        return f"<p>{self._next_run()}</p>{self._runs}"
 
     def _next_run(self) -> str:
         try:

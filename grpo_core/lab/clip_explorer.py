@@ -37,7 +37,7 @@ class ClipExplorer(Panel):
         self.up = button("+0.1 ▶", lambda: self.move(+0.1), "raise the ratio by 0.1")
         self.sign = W.ToggleButtons(options=SIGNS, value=advantage, style={"button_width": "80px"})
         self.clip_eps = W.FloatSlider(value=0.2, min=0.05, max=0.5, step=0.05, description="clip eps")
-        self.clip_eps_high = W.Dropdown(options=HIGHS, description="high side")
+        self.clip_eps_high = W.Dropdown(options=list(HIGHS), description="high side")
         for control in (self.ratio, self.sign, self.clip_eps, self.clip_eps_high):
             control.observe(self.refresh, "value")
         super().__init__([[self.down, self.up, self.ratio, self.sign], [self.clip_eps, self.clip_eps_high]], height=430)
@@ -47,7 +47,7 @@ class ClipExplorer(Panel):
 
     @property
     def clip(self) -> tuple[float, float | None]:
-        return self.clip_eps.value, self.clip_eps_high.value
+        return self.clip_eps.value, HIGHS[self.clip_eps_high.value]
 
     @property
     def where(self) -> str:

@@ -161,7 +161,8 @@ def test_runs_differ_in_color_and_marker_and_carry_their_number(lab, monkeypatch
         for line, run in zip(axes.lines, (first, second), strict=True):
             assert list(line.get_ydata()) == [row[column] for row in run.history.rows if column in row]
         assert [text.get_text() for text in axes.texts] == ["1", "2"]
-    assert len({(line.get_color(), line.get_marker()) for line in accuracy.lines}) == 2
+    looks = [(line.get_color(), line.get_marker()) for line in accuracy.lines]
+    assert looks == [look[:2] for look in LOOKS[:2]]
     assert [len(set(part)) for part in zip(*LOOKS)] == [len(LOOKS)] * 3
     assert f"run 1 {first.accuracy}, run 2 {second.accuracy}" in lab.html.value
 
@@ -193,3 +194,12 @@ def test_recorded_runs_are_what_a_fresh_run_gives():
     assert recorded.accuracy == pytest.approx(fresh.accuracy, abs=0.1)
     assert recorded.latest("kl") == pytest.approx(fresh.latest("kl"), abs=0.04)
     assert frame_of(recorded_runs()).beta.tolist() == list(RECORDED)
+
+
+def test_a_moved_slider_draws_no_picture_and_a_new_row_does(lab, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(beta_lab, "figure_html", lambda *_, **__: drawn.append(1) or "")
+    lab.controls["beta"].value = 0.5
+    assert not drawn and "beta 0.5" in lab.html.value
+    lab.add(**SMALL)
+    assert drawn

@@ -41,6 +41,10 @@ def test_the_first_difference_may_be_on_a_later_input():
 def test_the_right_numbers_in_the_wrong_shape_are_not_right():
     assert MEAN(lambda x: x.mean(1, keepdim=True)).startswith("Not quite")
     assert MEAN(lambda x: x.mean(1)[:1]).startswith("Not quite")
+    zeros = Exercise(lambda n: torch.zeros(n), [(3,)], [])  # Here they would agree if they were broadcast.
+    assert zeros(lambda n: [0.0] * n).startswith("Right")
+    assert zeros(lambda n: 0.0).startswith("Not quite")
+    assert zeros(lambda n: torch.zeros(n, 1)).startswith("Not quite")
 
 
 def test_a_mistake_must_show_on_every_input():

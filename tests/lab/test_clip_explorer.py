@@ -38,11 +38,11 @@ def explorer():
 
 
 @pytest.mark.parametrize("advantage", [1.0, -1.0])
-@pytest.mark.parametrize("eps, high", [(0.2, None), (0.2, 0.28), (0.45, 1.0)])
-def test_value_and_slope_are_those_of_the_formula_everywhere(explorer, advantage, eps, high, monkeypatch):
+@pytest.mark.parametrize("eps, side, high", [(0.2, "same as clip eps", 0.2), (0.2, "0.28 (DAPO)", 0.28), (0.45, "1.0", 1.0)])
+def test_value_and_slope_are_those_of_the_formula_everywhere(explorer, advantage, eps, side, high, monkeypatch):
     monkeypatch.setattr(explorer, "view", lambda: "")  # No pictures: this test moves a thousand times.
-    explorer.sign.value, explorer.clip_eps.value, explorer.clip_eps_high.value = advantage, eps, high
-    low, top = 1 - eps, 1 + (high or eps)
+    explorer.sign.value, explorer.clip_eps.value, explorer.clip_eps_high.value = advantage, eps, side
+    low, top = 1 - eps, 1 + high
     for hundredths in range(251):
         r = explorer.ratio.value = hundredths / 100
         assert explorer.value == pytest.approx(formula(r, advantage, low, top), abs=1e-9)
@@ -100,10 +100,23 @@ def test_buttons_move_by_a_tenth_and_stop_at_the_ends(explorer):
     assert explorer.ratio.value == 0.0
 
 
+def test_each_control_shows_what_is_chosen(explorer):
+    """A choice whose value is None would be shown as blank."""
+    assert explorer.clip_eps_high.value == "same as clip eps"
+    assert None not in dict(explorer.sign.options).values()
+
+
+def test_clip_eps_moves_both_sides_unless_the_high_side_has_its_own(explorer):
+    explorer.clip_eps.value = 0.4
+    assert "the band is 0.60 to 1.40" in shown(explorer)
+    explorer.clip_eps_high.value = "0.5"
+    assert "the band is 0.60 to 1.50" in shown(explorer)
+
+
 def test_clip_higher_moves_the_upper_side_alone(explorer):
     explorer.ratio.value = 1.25
     assert explorer.slope == 0
-    explorer.clip_eps_high.value = 0.28
+    explorer.clip_eps_high.value = "0.28 (DAPO)"
     assert explorer.slope == 1
     assert "the band is 0.80 to 1.28" in shown(explorer)
     explorer.sign.value, explorer.ratio.value = -1.0, 0.75

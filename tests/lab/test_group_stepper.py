@@ -208,7 +208,7 @@ def test_is_saved_with_all_eight_rows_and_a_picture(stepper):
 
 
 def test_what_a_policy_writes_cannot_break_the_page():
-    hostile = Group("<i>", "7", ("<b>&", "$x^2$", "</div>", '"><script>'), (1.0, 0.0, 0.0, 0.0))
+    hostile = Group("<i>", "7", ("<b>&", r"$\frac$", "</div>", '"><script>'), (1.0, 0.0, 0.0, 0.0))
     stepper = GroupStepper(hostile)
     for i, text in enumerate(hostile.texts):
         stepper.slider.value = i

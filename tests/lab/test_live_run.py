@@ -3,6 +3,7 @@
 import html
 import re
 import threading
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -34,12 +35,12 @@ def test_watching_a_run_changes_nothing(task):
 
 
 def test_each_row_has_a_group_of_the_example_and_that_of_row_1_was_trained_on(task):
-    rollouts = []
-    train(task, warm_start(), SMALL, on_iteration=lambda _, rollout: rollouts.append(rollout))
-    training = Training(SMALL).run()
+    rollouts, config = [], replace(SMALL, group_size=16)
+    train(task, warm_start(), config, on_iteration=lambda _, rollout: rollouts.append(rollout))
+    training = Training(config).run()
     assert [group.prompt for group in training.groups] == [task.example.prompt] * 4
     assert training.groups[1] == Group.of(rollouts[1])
-    assert all(len(group.texts) == SMALL.group_size for group in training.groups)
+    assert all(len(group.texts) == 16 for group in training.groups)
 
 
 def test_stop_before_the_first_iteration_leaves_an_empty_run():
