@@ -54,7 +54,7 @@ clean:
 
 .venv/test: .venv/core
 	@echo "Adding JupyterLab and the tests' packages, once …"
-	@$(BIN)/python -m pip install --quiet -e ".[notebooks,test]"
+	@$(BIN)/python -m pip install --quiet -e ".[notebooks,test,browser]"
 	@touch $@
 
 .venv/bench: .venv/core

@@ -18,7 +18,7 @@ METADATA = {"kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "
 def build(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     notebook.metadata = nbformat.from_dict(METADATA)
-    client = NotebookClient(notebook, timeout=300, kernel_name="python3", record_timing=False, store_widget_state=False,
+    client = NotebookClient(notebook, timeout=300, kernel_name="python3", record_timing=False, store_widget_state=False, coalesce_streams=True,
                             resources={"metadata": {"path": str(FOLDER)}})  # fmt: skip
     client.execute()
     notebook.metadata = nbformat.from_dict(METADATA | {"language_info": {"name": "python"}})

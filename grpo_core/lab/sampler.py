@@ -28,7 +28,13 @@ class Sampler(Panel):
         self.seed = 0  # Of the draws: the slider keeps it, so that only the temperature changes; "ask again" moves on.
         self.text = W.Text(value=prompt, description="sum", continuous_update=False)
         self.temperature = W.FloatSlider(
-            value=temperature, min=0.1, max=2.0, step=0.1, description="temperature", continuous_update=False
+            value=temperature,
+            min=0.1,
+            max=2.0,
+            step=0.1,
+            description="temperature",
+            continuous_update=False,
+            style={"description_width": "90px"},
         )
         self.again = button("ask again", self.ask_again, "eight new completions")
         for control in (self.text, self.temperature):
