@@ -2,6 +2,7 @@
 # make lab    JupyterLab on the notebooks            make bench  time it against TRL
 # Python 3.11 or newer is all that is needed; PYTHON=python3.12 picks another one.
 
+export PYTHONUTF8 = 1
 PYTHON ?= python3
 ARGS ?=
 CPU_INDEX := https://download.pytorch.org/whl/cpu
@@ -43,7 +44,7 @@ clean:
 .venv/torch:
 	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'Python 3.11 or newer is needed: make PYTHON=python3.11')"
 	@echo "Setting up .venv with a CPU build of PyTorch, once …"
-	@$(PYTHON) -m venv .venv
+	@$(PYTHON) -m venv --clear .venv
 	@$(BIN)/python -m pip install --quiet --retries 0 --timeout 15 --index-url $(CPU_INDEX) $(TORCH) \
 	    || $(BIN)/python -m pip install --quiet $(TORCH)
 	@touch $@

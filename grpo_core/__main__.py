@@ -55,6 +55,9 @@ class WarmStart:
 
 def main(arguments: list[str]) -> None:
     torch.set_num_threads(1)  # Two are slower for a model this small.
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # A console that has no × shows a ? instead.
     try:
         if arguments[:1] == ["warm-start"]:
             rebuild(tyro.cli(WarmStart, prog="python -m grpo_core warm-start", args=arguments[1:]))
@@ -73,13 +76,15 @@ def parse(arguments: list[str]) -> Run:
     saved = read_settings(path)
     settings = tyro.cli(Run, prog="python -m grpo_core", args=arguments, default=saved)
     check_same_settings(path, dataclasses.asdict(saved.config), dataclasses.asdict(settings.config))
+    if settings.seeds < saved.seeds:
+        raise CheckpointError(f"{path} is of a run with {saved.seeds} seeds: on --resume there can only be more")
     return settings
 
 
 def read_settings(path: Path) -> Run:
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))
-        return Run(GRPOConfig(**saved["config"]), saved["seeds"])
+        return Run(GRPOConfig(**saved["config"]), int(saved["seeds"]))
     except FileNotFoundError:
         raise CheckpointError(f"there is no run to resume: {path} is missing. Start without --resume") from None
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
@@ -92,17 +97,18 @@ def run(settings: Run) -> None:
     prepare(settings)
     print(announce(settings))
     histories: dict[int, History] = {}
+    diverged = False
     try:
         for seed in range(config.seed, config.seed + settings.seeds):
             histories[seed] = train_seed(settings, dataclasses.replace(config, seed=seed))
             if len(histories[seed].rows) <= config.iterations:
                 break
     except TrainingDiverged as error:
-        histories[seed] = error.history
+        histories[seed], diverged = error.history, True
         raise
     finally:
         if any(history.rows for history in histories.values()):
-            print(conclude(settings, histories))
+            print(conclude(settings, histories, diverged))
 
 
 def prepare(settings: Run) -> None:
@@ -113,7 +119,7 @@ def prepare(settings: Run) -> None:
     checkpoints = settings.checkpoint(0).parent
     checkpoints.mkdir(parents=True, exist_ok=True)
     if not settings.resume:
-        for old in checkpoints.glob("seed*.pt"):
+        for old in [*checkpoints.glob("seed*.pt"), *checkpoints.glob(".seed*.pt.*")]:  # Also what a kill left half-written.
             old.unlink()
     write_json(settings.output / "settings.json", {"config": dataclasses.asdict(settings.config), "seeds": settings.seeds})
 
@@ -132,7 +138,9 @@ def train_seed(settings: Run, config: GRPOConfig) -> History:
             shown = {"reward": row.get("reward"), "accuracy": row.get("accuracy"), "KL": row.get("kl")}
             bar.set_postfix({name: f"{value:.3f}" for name, value in shown.items() if value is not None})
 
-        return train(task, warm_start(), config, on_iteration=show, checkpoint=checkpoint, resume=resume)
+        history = train(task, warm_start(), config, on_iteration=show, checkpoint=checkpoint, resume=resume)
+        bar.n = len(history.rows) - 1
+        return history
 
 
 def announce(settings: Run) -> str:
@@ -147,17 +155,17 @@ def announce(settings: Run) -> str:
     )
 
 
-def conclude(settings: Run, histories: dict[int, History]) -> str:
+def conclude(settings: Run, histories: dict[int, History], diverged: bool) -> str:
     """Write the report; say what came out, where it is, and how to read it."""
     table = summary_table(write_report(histories, settings.output))
     files = "\n".join(str(path) for path in sorted(settings.output.iterdir()) if path.suffix in (".png", ".txt", ".csv"))
     rows = sum(len(history.rows) for history in histories.values())
-    missing = settings.seeds * (settings.config.iterations + 1) - rows
-    advice = (
-        f"Stopped early. To continue: python -m grpo_core --output {settings.output} --resume"
-        if missing
-        else "Read an accuracy together with its interval: where two intervals overlap widely, the two may be the same."
-    )
+    if diverged:
+        advice = "The run went wrong, and would again: start a new one with other settings."
+    elif rows < settings.seeds * (settings.config.iterations + 1):
+        advice = f"Stopped early. To continue: python -m grpo_core --output {settings.output} --resume"
+    else:
+        advice = "Read an accuracy together with its interval: where two intervals overlap widely, the two may be the same."
     return f"\n{table}\n\n{files}\n\n{advice}"
 
 

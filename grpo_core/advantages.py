@@ -41,6 +41,8 @@ def group_advantages(rewards: Tensor, scale: str = "std", std_eps: float = 1e-4,
     centered = rewards - rewards.mean(dim=1, keepdim=True)
     if scale == "std":
         centered = centered / (rewards.std(dim=1, keepdim=True, correction=correction) + std_eps)
+    if not torch.isfinite(centered).all():
+        raise ValueError("rewards are too large: their standard deviation overflows")
     return centered.masked_fill(flat_groups(rewards).unsqueeze(1), 0.0)
 
 
@@ -73,6 +75,10 @@ def flat_groups(rewards: Tensor) -> Tensor:
 def flat_group_probability(success: float | Tensor, group_size: int) -> float | Tensor:
     """Chance that all completions of a group are right, or all wrong: p^G + (1 − p)^G.
 
+    Args:
+        success: p, the chance that one completion is right, independently of the others.
+        group_size: G.
+
     >>> round(flat_group_probability(0.1819, 8), 4)
     0.2007
     """
@@ -86,7 +92,7 @@ def _check_rewards(rewards: Tensor) -> Tensor:
         raise ValueError(
             f"group_size is {rewards.shape[1]}, but it must be at least 2: one completion has no group to compare with"
         )
-    rewards = rewards if rewards.is_floating_point() else rewards.float()
+    rewards = rewards.to(torch.promote_types(rewards.dtype, torch.float32))
     if not torch.isfinite(rewards).all():
         raise ValueError("rewards must be finite numbers: look for nan or inf in what the verifier returns")
     return rewards

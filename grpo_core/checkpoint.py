@@ -4,6 +4,7 @@ A file is written beside its place and then moved there in one step. What is on 
 never half of either.
 """
 
+import copy
 import os
 import tempfile
 import zipfile
@@ -52,6 +53,8 @@ def read_file(path: Path | str):
         return torch.load(path, weights_only=True, map_location="cpu")
     except FileNotFoundError:
         raise CheckpointError(f"there is no file {path}") from None
+    except (PermissionError, IsADirectoryError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     except Exception as error:  # On a foreign file torch may raise anything, with advice that does not fit here.
         raise CheckpointError(f"{path} is damaged, or was not written by this program") from error
 
@@ -71,8 +74,8 @@ def save_checkpoint(path: Path | str, config, parts: dict, generator: torch.Gene
 def load_checkpoint(path: Path | str | None, config, parts: dict, generator: torch.Generator) -> list[dict]:
     """Put the state of a run back into `parts` and `generator`, and return its rows.
 
-    With a constant schedule the number of iterations may differ, so that a finished run can go on. Every other setting
-    must be the same.
+    With a constant schedule the number of iterations may have grown, so that a finished run can go on. Every other
+    setting must be the same.
 
     Raises:
         CheckpointError: says what is wrong with the file, or which settings differ.
@@ -85,8 +88,9 @@ def load_checkpoint(path: Path | str | None, config, parts: dict, generator: tor
         raise CheckpointError(f"{path} is not a checkpoint of this version of grpo_core: start without resume")
     check_same_settings(path, state["config"], asdict(config))
     try:
-        for name, part in parts.items():
-            part.load_state_dict(state["parts"][name])
+        for part in (copy.deepcopy(parts), parts):  # On a copy first: what does not fit must not be loaded by half.
+            for name in part:
+                part[name].load_state_dict(state["parts"][name])
     except (KeyError, RuntimeError, ValueError) as error:
         raise CheckpointError(f"{path} does not fit this policy: resume with the policy that the run began with") from error
     generator.set_state(state["generator"])
@@ -95,7 +99,8 @@ def load_checkpoint(path: Path | str | None, config, parts: dict, generator: tor
 
 def check_same_settings(path: Path | str, there: dict, here: dict) -> None:
     """Refuse to go on with other settings than the run in `path` has; only a constant schedule may become longer."""
-    free = {"iterations"} if here["schedule"] == "constant" else set()
+    longer = here["schedule"] == "constant" and here["iterations"] >= there.get("iterations", 0)
+    free = {"iterations"} if longer else set()
     differing = [name for name in here if name not in free and there.get(name) != here[name]]
     if differing:
         details = ", ".join(f"{name} is {there.get(name)!r} there and {here[name]!r} here" for name in differing)

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, fields
+from numbers import Integral
 from typing import Literal, get_args, get_origin
 
 import torch
@@ -54,7 +55,7 @@ class GRPOConfig:
     evaluate_every: int = 1
     # Problems to measure it on: validation for choosing settings, held_out for reporting.
     evaluate_on: Literal["held_out", "validation"] = "held_out"
-    # Source of all randomness. The same seed gives the same run on one machine.
+    # Source of all randomness. The same seed gives the same run on one machine's CPU.
     seed: int = 0
     # Where to compute: cpu, cuda or mps.
     device: str = "cpu"
@@ -63,15 +64,21 @@ class GRPOConfig:
         check_temperature(self.temperature)
         clip_range(self.clip_eps, self.clip_eps_high)
         for field in fields(self):
-            value = getattr(self, field.name)
+            name, value = field.name, getattr(self, field.name)
             if get_origin(field.type) is Literal and value not in get_args(field.type):
-                raise ValueError(f"{field.name} must be one of {', '.join(map(repr, get_args(field.type)))}; got {value!r}")
-            if field.name in AT_LEAST and value is not None and not AT_LEAST[field.name] <= value < math.inf:
-                raise ValueError(f"{field.name} must be at least {AT_LEAST[field.name]}, got {value!r}")
-            if field.type in (int, int | None) and value is not None and not isinstance(value, int):
-                raise ValueError(f"{field.name} must be a whole number, got {value!r}")
+                raise ValueError(f"{name} must be one of {', '.join(map(repr, get_args(field.type)))}; got {value!r}")
+            if field.type in (int, int | None) and value is not None and not is_whole(value):
+                raise ValueError(f"{name} must be a whole number, got {value!r}")
+            if name in AT_LEAST and value is not None and not AT_LEAST[name] <= value < math.inf:
+                raise ValueError(f"{name} must be a finite number of at least {AT_LEAST[name]}, got {value!r}")
         if self.learning_rate == 0 or self.max_grad_norm == 0:
             raise ValueError("learning_rate and max_grad_norm must be above 0: at 0 nothing is learned")
+        if not -(2**63) <= self.seed < 2**63:
+            raise ValueError(f"seed must fit into 64 bits, got {self.seed}")
+
+
+def is_whole(value) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 AT_LEAST = {

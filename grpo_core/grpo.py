@@ -49,7 +49,7 @@ def aggregate(
         A scalar; 0 if the mask is empty.
 
     Raises:
-        ValueError: an unknown `how`, or "constant" without `max_tokens`.
+        ValueError: an unknown `how`, "constant" without `max_tokens`, or shapes that do not fit.
 
     >>> two = torch.tensor([[-1.0, 0.0, 0.0], [1.0, 1.0, 1.0]])
     >>> mask = torch.tensor([[1, 0, 0], [1, 1, 1]])
@@ -57,14 +57,16 @@ def aggregate(
     [0.0, 0.5, 0.25]
     """
     mask = completion_mask.bool()
+    if per_token.shape != mask[rows].shape:
+        raise ValueError(f"per_token {tuple(per_token.shape)} and its mask {tuple(mask[rows].shape)} must have the same shape")
     lengths = mask.sum(dim=1)
     sums = torch.where(mask[rows], per_token, 0.0).sum(dim=1)
     if how == "token":
         return sums.sum() / lengths.sum().clamp(min=1)
     if how == "sequence":
-        return (sums / lengths[rows].clamp(min=1)).sum() / len(mask)
+        return (sums / lengths[rows].clamp(min=1)).sum() / max(len(mask), 1)
     if how == "constant" and max_tokens:
-        return sums.sum() / (len(mask) * max_tokens)
+        return sums.sum() / (max(len(mask), 1) * max_tokens)
     raise ValueError(f'aggregation must be "token", "sequence", or "constant" with max_tokens; got {how!r}, {max_tokens!r}')
 
 
@@ -151,7 +153,8 @@ def grpo_update(policy, reference, optimizer, rollout: Rollout, config: GRPOConf
         step["grad_norm"] = torch.nn.utils.clip_grad_norm_(policy.parameters(), config.max_grad_norm).item()
         if not (math.isfinite(step["loss"]) and math.isfinite(step["grad_norm"])):
             optimizer.zero_grad()
-            raise FloatingPointError(f"loss {step['loss']}, gradient norm {step['grad_norm']}")
+            message = "loss {loss}, gradient norm {grad_norm}; the policy is as it was before that step"
+            raise FloatingPointError(message.format(**step))
         optimizer.step()
         steps.append(step)
     means = {name: sum(step[name] for step in steps) / len(steps) for name in steps[0]}
@@ -204,6 +207,7 @@ def train(
                 rollout = sample_iteration(policy, task, config, generator, iteration)
                 leash = reference if measure or config.beta > 0 else None
                 row |= describe(rollout, task.eos_id) | grpo_update(policy, leash, optimizer, rollout, config)
+                check_alive(policy, rollout)
             if measure:
                 row |= greedy_accuracy(policy, task, getattr(task, config.evaluate_on)).columns("accuracy")
             history.rows.append(row | {"seconds": time.perf_counter() - start})
@@ -216,6 +220,15 @@ def train(
     except KeyboardInterrupt:
         pass
     return history
+
+
+def check_alive(policy, rollout: Rollout) -> None:
+    """A step may be finite and yet ruin the policy. That must not become the last good checkpoint."""
+    prompt_mask = None if rollout.prompt_mask is None else rollout.prompt_mask[:1]
+    with torch.no_grad():
+        scores = token_log_probs(policy, rollout.prompt_ids[:1], rollout.completion_ids[:1], rollout.temperature, prompt_mask)
+    if not torch.isfinite(scores).all():
+        raise FloatingPointError("the step left a policy whose log-probs are not finite")
 
 
 def set_learning_rate(optimizer, config: GRPOConfig, iteration: int) -> None:

@@ -59,7 +59,7 @@ class TrainingDiverged(FloatingPointError):
     def __init__(self, iteration: int, error: Exception, config, checkpoint, history: History):
         saved = "" if checkpoint is None else f" The last good checkpoint is {checkpoint}."
         super().__init__(
-            f"iteration {iteration} stopped: {error}. The policy is as it was before that step.{saved} Likely cause: "
+            f"iteration {iteration} stopped: {error}.{saved} Likely cause: "
             f"learning_rate {config.learning_rate:g} is too high for {config.inner_epochs} inner epochs; try a tenth of it"
         )
         self.history = history

@@ -37,6 +37,7 @@ def kl_estimate(log_probs: Tensor, ref_log_probs: Tensor, kind: str = "k3") -> T
     tensor([0.3679])
     """
     d = ref_log_probs - log_probs
+    d = d.to(torch.promote_types(d.dtype, torch.float32))  # exp(FAR) does not fit into 16 bits.
     if kind == "k1":
         return -d
     if kind == "k2":

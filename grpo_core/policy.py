@@ -2,7 +2,7 @@
 
 It is GPT-2 in small: learned positions, pre-norm blocks, causal attention. Left out: dropout (old and new log-probs must
 come from the same function), weight tying, and everything that pays only at scale. The call takes the argument names of
-Hugging Face models, so that code written for this policy also runs on those.
+Hugging Face models, so that scoring and updates, which need no cache, also run on those.
 """
 
 import torch

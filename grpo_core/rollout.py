@@ -59,7 +59,7 @@ def sample_groups(
     """Sample a group of completions for each problem and let the task's verifier reward them.
 
     Args:
-        policy: a TinyGPT, or a module that is called like one and takes its `cache`.
+        policy: a TinyGPT, or a module that is called like one and keeps its keys and values in a `KVCache`.
         task: gives `encode`, `decode`, `verify`, `eos_id`.
         problems: one group is sampled for each.
         group_size: completions in a group.
@@ -80,17 +80,18 @@ def sample_groups(
         raise ValueError(f"max_new_tokens must be at least 1, got {length}")
 
     def draw(logits: Tensor) -> Tensor:
-        return torch.multinomial((logits / temperature).softmax(dim=-1), 1, generator=generator).squeeze(1)
+        probabilities = at_temperature(logits, temperature).softmax(dim=-1)
+        return torch.multinomial(probabilities, 1, generator=generator).squeeze(1)
 
     prompt_ids, prompt_mask = encode_prompts(task, problems, device_of(policy))
     completion_ids = generate(policy, prompt_ids, prompt_mask, group_size, length, task.eos_id, draw)
     prompt_ids = prompt_ids.repeat_interleave(group_size, dim=0)
     prompt_mask = None if prompt_mask is None else prompt_mask.repeat_interleave(group_size, dim=0)
-    with torch.no_grad():  # Scored as every later update scores, so that the first ratio is exactly 1.
+    with torch.no_grad():  # Scored as an update scores, so that the first ratio is exactly 1 (without micro-batches).
         old_log_probs = token_log_probs(policy, prompt_ids, completion_ids, temperature, prompt_mask)
     texts = [task.decode(row) for row in completion_ids.tolist()]
     answers = [problem.answer for problem in problems for _ in range(group_size)]
-    rewards = torch.tensor([task.verify(*pair) for pair in zip(texts, answers)], device=prompt_ids.device)
+    rewards = torch.tensor([float(task.verify(*pair)) for pair in zip(texts, answers)], device=prompt_ids.device)
     return Rollout(
         prompt_ids=prompt_ids,
         completion_ids=completion_ids,
@@ -139,8 +140,13 @@ def token_log_probs(
             logits = shared_logits(policy, prompt_ids, completion_ids)
         else:
             logits = completion_logits(policy, prompt_ids, completion_ids, prompt_mask)
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
-    return logits.log_softmax(dim=-1).gather(-1, completion_ids.unsqueeze(-1)).squeeze(-1)
+    return at_temperature(logits, temperature).log_softmax(dim=-1).gather(-1, completion_ids.unsqueeze(-1)).squeeze(-1)
+
+
+def at_temperature(logits: Tensor, temperature: float) -> Tensor:
+    """Logits of the policy that samples at this temperature, in float32 or better; the largest is moved to 0."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return (logits - logits.amax(dim=-1, keepdim=True).detach()) / temperature
 
 
 def completion_logits(policy, prompt_ids: Tensor, completion_ids: Tensor, prompt_mask: Tensor | None) -> Tensor:
@@ -216,6 +222,8 @@ def encode_prompts(task, problems: Sequence[Problem], device) -> tuple[Tensor, T
     if not problems:
         raise ValueError("no problems to sample for: give at least one")
     rows = [task.encode(problem.prompt) for problem in problems]
+    if not all(rows):
+        raise ValueError("a prompt is empty: it needs at least one token")
     longest = max(map(len, rows))
     ids = torch.tensor([[task.eos_id] * (longest - len(row)) + row for row in rows], device=device)
     if all(len(row) == longest for row in rows):

@@ -7,7 +7,7 @@ whole sequences.
 import torch
 from torch import Tensor
 
-from grpo_core.kl import expm1_linear_far
+from grpo_core.kl import FAR
 
 
 def ratio(log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
@@ -18,7 +18,9 @@ def ratio(log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
     >>> ratio(torch.tensor([-1.0, -1.0]), torch.tensor([-1.0, -2.0]))
     tensor([1.0000, 2.7183])
     """
-    return expm1_linear_far(log_probs - old_log_probs) + 1
+    log_ratio = log_probs - old_log_probs
+    near = log_ratio.clamp(max=FAR).exp()
+    return near + near.detach() * torch.relu(log_ratio - FAR)
 
 
 def clipped_surrogate(

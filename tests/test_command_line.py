@@ -115,7 +115,8 @@ def test_a_run_writes_its_files(tiny_run):
     assert history["iteration"].tolist() == [0, 1, 2]
     saved = json.loads((output / "settings.json").read_text())
     assert saved == {"config": asdict(GRPOConfig(iterations=2, prompts_per_iteration=4)), "seeds": 1}
-    assert (output / "group_example.txt").read_text().startswith("Prompt 24+48=")
+    text = (output / "group_example.txt").read_text(encoding="utf-8")
+    assert text.startswith("A group of iteration 1, seed 0, sampled at temperature 0.7.\n\nPrompt 24+48=")
 
 
 def test_a_run_says_what_it_will_do_and_what_came_out(tiny_run):

@@ -51,8 +51,8 @@ MUTATIONS = {
     ),
     "temperature left out of the scores": (
         "rollout.py",
-        "torch.float32)) / temperature",
-        "torch.float32))",
+        ".detach()) / temperature",
+        ".detach())",
         "test_rollout.py::test_scoring_divides_the_logits_by_the_temperature",
     ),
     "EOS left out of the mask": (
