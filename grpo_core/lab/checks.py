@@ -35,7 +35,7 @@ class Exercise:
     >>> double(lambda x: x**2)
     'Not quite: you squared it.'
     >>> double(lambda x: ...)
-    'Not yet: replace the ... by your code.'
+    'Not yet: replace the ... by your code, and return the result.'
     """
 
     right: Callable
@@ -47,14 +47,65 @@ class Exercise:
             results = [attempt(*copy.deepcopy(arguments)) for arguments in self.inputs]
         except Exception as error:  # Whatever a reader's code raises is shown, and the notebook runs on.
             return f"Not quite: your code raised {type(error).__name__}: {error}"
-        if any(result is None or result is ... for result in results):
-            return "Not yet: replace the ... by your code."
+        missing = [result is None or result is ... for result in results]
+        if all(missing):
+            return "Not yet: replace the ... by your code, and return the result."
+        if any(missing):
+            return "Not quite: your function returns nothing for some inputs. Is a return missing?"
         if _agree(results, self.right, self.inputs):
             return f"Right, on {len(self.inputs)} hidden inputs."
         for mistake in self.mistakes:
             if _agree(results, mistake.wrong, self.inputs):
                 return f"Not quite: {mistake.message}"
         return f"Not quite: {_first_difference(results, self.right, self.inputs)}"
+
+
+def value_and_gradient(function: Callable, log_probs: Tensor, *others):
+    """A probe for losses: value and slope by log_probs. A loss with the right value and no gradient trains nothing."""
+    log_probs = log_probs.clone().requires_grad_()
+    value = function(log_probs, *others)
+    if not isinstance(value, Tensor):
+        return value
+    return torch.cat([value.detach().flatten(), slope(value, log_probs).flatten()])
+
+
+def slope(value: Tensor, of: Tensor) -> Tensor:
+    """The derivative of the sum; 0 where the reader cut the value off from the graph."""
+    if not value.requires_grad:
+        return torch.zeros_like(of)
+    (gradient,) = torch.autograd.grad(value.sum(), of, allow_unused=True)
+    return torch.zeros_like(of) if gradient is None else gradient
+
+
+@dataclass(frozen=True)
+class Probed(Exercise):
+    """An exercise that compares what `probe` makes of a function, not what the function returns.
+
+    Attributes:
+        probe: called with the function and the arguments of a hidden call.
+        otherwise: what to say of a mistake that is not listed.
+    """
+
+    probe: Callable
+    otherwise: str
+
+    def __call__(self, attempt) -> str:
+        plain = Exercise(
+            self._probed(self.right), self.inputs, [Mistake(self._probed(m.wrong), m.message) for m in self.mistakes]
+        )
+        verdict = plain(self._probed(attempt))
+        return f"Not quite: {self.otherwise}" if verdict.startswith("Not quite: for ") else verdict
+
+    def _probed(self, function):
+        return lambda *arguments: self.probe(function, *arguments)
+
+
+def no_gradient(right: Callable) -> Mistake:
+    """The mistake of cutting a loss off from what it should train."""
+    return Mistake(
+        lambda log_probs, *others: right(log_probs.detach(), *others),
+        "the values are right, but no gradient reaches log_probs: leave out detach, no_grad and item.",
+    )
 
 
 def _agree(results: list, function: Callable, inputs: Sequence[tuple]) -> bool:

@@ -25,8 +25,8 @@ MEAN = Exercise(
         (lambda x: x.sum(1), "Not quite: that is the sum."),
         (lambda x: x.mean(0), "Not quite: that is the mean of the columns."),
         (lambda x: x.mean(1) / 0, "Not quite: you divided by zero."),
-        (lambda x: ..., "Not yet: replace the ... by your code."),
-        (lambda x: None, "Not yet: replace the ... by your code."),
+        (lambda x: ..., "Not yet: replace the ... by your code, and return the result."),
+        (lambda x: None, "Not yet: replace the ... by your code, and return the result."),
     ],
 )
 def test_verdict(attempt, verdict):

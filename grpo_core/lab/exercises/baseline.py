@@ -4,7 +4,8 @@ import math
 
 import torch
 
-from grpo_core.lab.checks import Exercise, Mistake
+from grpo_core.advantages import group_advantages, leave_one_out_advantages
+from grpo_core.lab.checks import Exercise, Mistake, Probed, no_gradient, value_and_gradient
 from grpo_core.rollout import through_eos
 
 check_verifier = Exercise(
@@ -135,7 +136,9 @@ def _loss_input(prompts, group_size, length, seed):
     return -torch.rand(rows, length, generator=generator) * 3, torch.arange(length) < lengths, rewards
 
 
-check_reinforce_loss = Exercise(
+check_reinforce_loss = Probed(
+    probe=value_and_gradient,
+    otherwise="the loss or its gradient is off. Work out two completions of two tokens by hand.",
     right=reinforce_loss,
     inputs=[_loss_input(2, 4, 3, seed=0), _loss_input(3, 3, 4, seed=1), _loss_input(1, 8, 4, seed=2)],
     mistakes=[
@@ -175,6 +178,15 @@ check_reinforce_loss = Exercise(
             lambda lp, mask, r: _weighed((r - r.mean(dim=1, keepdim=True)).T, lp, mask),
             "rewards and completions are out of step: the rows of a group are neighbors, so flatten (prompts, G) as it is.",
         ),
+        Mistake(
+            lambda lp, mask, r: _weighed(leave_one_out_advantages(r), lp, mask),
+            "you left each completion out of its own mean. That is a baseline, too (RLOO), but here it is the group's mean.",
+        ),
+        Mistake(
+            lambda lp, mask, r: _weighed(group_advantages(r), lp, mask),
+            "you divided by the standard deviation. That is notebook 2; here the mean is subtracted and nothing else.",
+        ),
+        no_gradient(reinforce_loss),
     ],
 )
 

@@ -3,7 +3,7 @@
 import torch
 
 from grpo_core.grpo import aggregate
-from grpo_core.lab.checks import Exercise, Mistake
+from grpo_core.lab.checks import Exercise, Mistake, Probed, no_gradient, value_and_gradient
 from grpo_core.surrogate import clip_binds, clipped_surrogate
 
 check_slopes = Exercise(
@@ -106,7 +106,9 @@ def _along_the_tokens(log_probs, old_log_probs, advantages, clip_eps):
     return torch.minimum(r * advantages, clipped * advantages)
 
 
-check_surrogate = Exercise(
+check_surrogate = Probed(
+    probe=value_and_gradient,
+    otherwise="the objective or its gradient is off. Compare it with the table of section 3.3.",
     right=clipped_surrogate,
     inputs=SURROGATE_INPUTS,
     mistakes=[
@@ -139,6 +141,7 @@ check_surrogate = Exercise(
             "you multiplied (N, T) by (N,), and the advantages ran along the tokens. One row has one advantage: "
             "advantages.unsqueeze(1).",
         ),
+        no_gradient(clipped_surrogate),
     ],
 )
 

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from grpo_core.lab.checks import Exercise, Mistake
+from grpo_core.lab.checks import Exercise, Mistake, Probed, no_gradient, value_and_gradient
 
 
 def _loss(log_probs, old, ref, advantages, mask, clip_eps, beta, pick=torch.min, leash=+1, surrogate=-1):
@@ -44,7 +44,9 @@ def _loss_inputs(rows: int, seed: int, beta: float) -> tuple:
     return log_probs, old, ref, advantages, mask, 0.2, beta
 
 
-check_grpo_loss = Exercise(
+check_grpo_loss = Probed(
+    probe=value_and_gradient,
+    otherwise="the loss or its gradient is off. Check surrogate and leash one after the other.",
     right=_loss,
     inputs=[_loss_inputs(3, 0, 0.08), _loss_inputs(4, 1, 0.5), _loss_inputs(5, 2, 0.0)],
     mistakes=[
@@ -112,6 +114,7 @@ check_grpo_loss = Exercise(
             _along_tokens,
             "the advantages ran along the tokens. There is one for each row: advantages[:, None].",
         ),
+        no_gradient(_loss),
     ],
 )
 

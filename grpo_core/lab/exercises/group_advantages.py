@@ -14,7 +14,7 @@ def _std(rewards, dim, correction=0, keepdim=True):
 
 check_group_advantages = Exercise(
     right=group_advantages,
-    inputs=[(GROUPS,), (GROUPS[:2],), (torch.tensor([[0.0, 1.0]]),)],
+    inputs=[(GROUPS,), (GROUPS[:2],), (torch.tensor([[0.0, 1.0]]),), (torch.tensor([[0.01, 0.0, 0.0, 0.0]]),)],
     mistakes=[
         Mistake(
             lambda r: group_advantages(r, correction=1),
@@ -43,6 +43,10 @@ check_group_advantages = Exercise(
         Mistake(
             lambda r: (r - r.mean(1, keepdim=True)) / (r.var(1, keepdim=True, correction=0) + 1e-4),
             "you divided by the variance. Its square root is the standard deviation.",
+        ),
+        Mistake(
+            lambda r: (r - r.mean(1, keepdim=True)) / (r.var(1, keepdim=True, correction=0) + 1e-4).sqrt(),
+            "you added 1e-4 to the variance, under the root. It is added to the standard deviation.",
         ),
         Mistake(
             lambda r: r / (_std(r, 1) + 1e-4),

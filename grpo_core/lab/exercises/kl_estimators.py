@@ -4,14 +4,11 @@ A leash is judged by its values *and* by its gradient, which is what training fe
 function, differentiate what it returns, and compare both.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from grpo_core.kl import FAR, kl_estimate
-from grpo_core.lab.checks import Exercise, Mistake
+from grpo_core.lab.checks import Exercise, Mistake, Probed, slope
 from grpo_core.surrogate import ratio
 
 
@@ -29,38 +26,9 @@ def leash_gradient(function, logits: Tensor, old_logits: Tensor, ref_logits: Ten
     logits = logits.clone().requires_grad_()
     log_probs, old, ref = logits.log_softmax(-1), old_logits.log_softmax(-1), ref_logits.log_softmax(-1)
     value = function(log_probs, old, ref)
+    if isinstance(value, Tensor) and value.shape != log_probs.shape:
+        raise ValueError("return one number for each token; the mean is taken for you")
     return slope((old.exp() * value).sum(), logits) if isinstance(value, Tensor) else value
-
-
-def slope(value: Tensor, of: Tensor) -> Tensor:
-    """The derivative of the sum; 0 where the reader cut the value off from the graph."""
-    if not value.requires_grad:
-        return torch.zeros_like(of)
-    (gradient,) = torch.autograd.grad(value.sum(), of, allow_unused=True)
-    return torch.zeros_like(of) if gradient is None else gradient
-
-
-@dataclass(frozen=True)
-class Probed(Exercise):
-    """An exercise that compares what `probe` makes of a function, not what the function returns.
-
-    Attributes:
-        probe: called with the function and the arguments of a hidden call.
-        otherwise: what to say of a mistake that is not listed.
-    """
-
-    probe: Callable = value_and_slope
-    otherwise: str = ""
-
-    def __call__(self, attempt) -> str:
-        plain = Exercise(
-            self._probed(self.right), self.inputs, [Mistake(self._probed(m.wrong), m.message) for m in self.mistakes]
-        )
-        verdict = plain(self._probed(attempt))
-        return f"Not quite: {self.otherwise}" if verdict.startswith("Not quite: for ") else verdict
-
-    def _probed(self, function):
-        return lambda *arguments: self.probe(function, *arguments)
 
 
 def _far(d, near):
