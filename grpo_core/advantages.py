@@ -41,9 +41,10 @@ def group_advantages(rewards: Tensor, scale: str = "std", std_eps: float = 1e-4,
     centered = rewards - rewards.mean(dim=1, keepdim=True)
     if scale == "std":
         centered = centered / (rewards.std(dim=1, keepdim=True, correction=correction) + std_eps)
-    if not torch.isfinite(centered).all():
-        raise ValueError("rewards are too large: their standard deviation overflows")
-    return centered.masked_fill(flat_groups(rewards).unsqueeze(1), 0.0)
+    advantages = centered.masked_fill(flat_groups(rewards).unsqueeze(1), 0.0)
+    if not torch.isfinite(advantages).all():
+        raise ValueError("rewards are too large or too close: their standard deviation cannot be computed")
+    return advantages
 
 
 def leave_one_out_advantages(rewards: Tensor) -> Tensor:

@@ -70,7 +70,7 @@ class GRPOConfig:
             if field.type in (int, int | None) and value is not None and not is_whole(value):
                 raise ValueError(f"{name} must be a whole number, got {value!r}")
             if name in AT_LEAST and value is not None and not AT_LEAST[name] <= value < math.inf:
-                raise ValueError(f"{name} must be a finite number of at least {AT_LEAST[name]}, got {value!r}")
+                raise ValueError(f"{name} must be at least {AT_LEAST[name]} and finite, got {value!r}")
         if self.learning_rate == 0 or self.max_grad_norm == 0:
             raise ValueError("learning_rate and max_grad_norm must be above 0: at 0 nothing is learned")
         if not -(2**63) <= self.seed < 2**63:

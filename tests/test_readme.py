@@ -22,3 +22,9 @@ def test_results_are_those_of_the_runs(run):
     assert f"[{final['low']:.3f}, {final['high']:.3f}]" in row
     assert f"{last['accuracy'].min():.3f}" in row
     assert f"{kl.min():.2f} to {kl.max():.2f}" in row
+
+
+def test_speed_is_that_of_the_last_benchmark():
+    benchmark = (ROOT / "outputs" / "benchmark.md").read_text(encoding="utf-8").splitlines()
+    headline = next(line for line in benchmark if line.startswith("One iteration"))
+    assert headline in (ROOT / "README.md").read_text(encoding="utf-8")
