@@ -23,7 +23,7 @@ test: .venv/test
 	@$(BIN)/python -m pytest $(ARGS)
 
 lab: .venv/test
-	$(BIN)/jupyter lab --notebook-dir notebooks
+	@$(BIN)/jupyter lab notebooks
 
 bench: .venv/bench
 	$(BIN)/python -m tests.benchmarks
