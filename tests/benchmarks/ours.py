@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import torch
 
-from grpo_core import Addition, GRPOConfig, greedy_accuracy, grpo, grpo_update, rollout, sample_groups, warm_start
+from grpo_core import Addition, GRPOConfig, TinyGPT, greedy_accuracy, grpo, grpo_update, rollout, sample_groups
 
 
 class Stopwatch:
@@ -36,8 +36,8 @@ class Stopwatch:
 class Ours:
     """The parts of `grpo_core.train`, so that each iteration can be timed on its own."""
 
-    def __init__(self):
-        self.config, self.task, self.policy = GRPOConfig(), Addition(), warm_start()
+    def __init__(self, policy: TinyGPT):
+        self.config, self.task, self.policy = GRPOConfig(), Addition(), policy
         self.reference = copy.deepcopy(self.policy).requires_grad_(False)
         self.optimizer = torch.optim.AdamW(self.policy.parameters(), lr=self.config.learning_rate, weight_decay=0.0, fused=True)
         self.random, self.generator = random.Random(0), torch.Generator().manual_seed(0)
