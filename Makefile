@@ -20,7 +20,7 @@ run: .venv/core
 	@$(BIN)/python -m grpo_core $(ARGS)
 
 test: .venv/test
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile $(ARGS)
 
 lab: .venv/test
 	@$(BIN)/jupyter lab notebooks
@@ -35,6 +35,11 @@ results: .venv/core
 	$(BIN)/python -m grpo_core --seeds 5 --inner-epochs 1 --output outputs/one_gradient_step
 	$(BIN)/python -m grpo_core --seeds 5 --output outputs/long_run --iterations 1600 --temperature 1 --beta 0 --scale none \
 	    --learning-rate 5e-4 --schedule linear --evaluate-every 100
+	$(BIN)/python -m grpo_core scoreboard
+	$(BIN)/python -m grpo_core baselines
+	$(BIN)/python -m grpo_core shopping-list
+	$(BIN)/python -m grpo_core growing-reasoning
+	$(BIN)/python -m grpo_core no-leash
 
 clean:
 	rm -rf .venv

@@ -1,6 +1,10 @@
-"""The command line: `python -m grpo_core` trains the start policy and writes what happened into outputs/."""
+"""The command line: `python -m grpo_core` trains the start policy and writes what happened into outputs/.
+
+With a word after it, it does something else: see COMMANDS.
+"""
 
 import dataclasses
+import importlib
 import json
 import sys
 from dataclasses import dataclass, field
@@ -16,6 +20,7 @@ from grpo_core.config import GRPOConfig, check_fit
 from grpo_core.evaluate import greedy_accuracy
 from grpo_core.grpo import train
 from grpo_core.history import History, TrainingDiverged
+from grpo_core.provenance import code_version
 from grpo_core.report import group_example, summary_table, write_json, write_report, write_text
 from grpo_core.task import Addition
 from grpo_core.warm_start import RECIPE, fine_tune, save_policy, warm_start
@@ -25,7 +30,8 @@ from grpo_core.warm_start import RECIPE, fine_tune, save_policy, warm_start
 class Run:
     """Train the start policy with GRPO; write figures, tables and a worked group.
 
-    Another command, `python -m grpo_core warm-start --help`, rebuilds the start policy.
+    Other commands, each with its own --help: `python -m grpo_core warm-start` rebuilds the start policy; `scoreboard`,
+    `sweep`, `growing-reasoning` and `no-leash` make the runs that notebooks 06 to 08 show.
     """
 
     # The settings of GRPO.
@@ -53,14 +59,26 @@ class WarmStart:
     seed: int = RECIPE["seed"]
 
 
+@dataclass(frozen=True)
+class Study:
+    """Many runs, compared; tables and figures go into a folder."""
+
+    # Folder for the results.
+    output: Path
+    # How many runs of each kind, with seeds SEED, SEED + 1, ….
+    seeds: int
+    # The first seed.
+    seed: int
+
+
 def main(arguments: list[str]) -> None:
     torch.set_num_threads(1)  # Two are slower for a model this small.
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # A console that has no × shows a ? instead.
     try:
-        if arguments[:1] == ["warm-start"]:
-            rebuild(tyro.cli(WarmStart, prog="python -m grpo_core warm-start", args=arguments[1:]))
+        if arguments and arguments[0] in COMMANDS:
+            COMMANDS[arguments[0]](*arguments)
         else:
             run(parse(arguments))
     except (ValueError, CheckpointError, TrainingDiverged, OSError) as error:
@@ -121,7 +139,14 @@ def prepare(settings: Run) -> None:
     if not settings.resume:
         for old in [*checkpoints.glob("seed*.pt"), *checkpoints.glob(".seed*.pt.*")]:  # Also what a kill left half-written.
             old.unlink()
-    write_json(settings.output / "settings.json", {"config": dataclasses.asdict(settings.config), "seeds": settings.seeds})
+    write_json(
+        settings.output / "settings.json",
+        {
+            "code": code_version("grpo_core.grpo", "grpo_core.warm_start"),
+            "config": dataclasses.asdict(settings.config),
+            "seeds": settings.seeds,
+        },
+    )
 
 
 def train_seed(settings: Run, config: GRPOConfig) -> History:
@@ -169,12 +194,28 @@ def conclude(settings: Run, histories: dict[int, History], diverged: bool) -> st
     return f"\n{table}\n\n{files}\n\n{advice}"
 
 
-def rebuild(settings: WarmStart) -> None:
+def rebuild(name: str, *arguments: str) -> None:
+    """`warm-start`: fine-tune and save a start policy."""
+    settings = tyro.cli(WarmStart, prog=f"python -m grpo_core {name}", args=arguments)
     task = Addition()
     print(f"Fine-tuning a fresh TinyGPT for {settings.steps} steps on {len(task.train)} sums …")
     policy = fine_tune(task, **RECIPE | {"steps": settings.steps, "seed": settings.seed})
     save_policy(policy, settings.output)
     print(f"greedy accuracy on validation sums {greedy_accuracy(policy, task, task.validation)}\n{settings.output}")
+
+
+def study(name: str, *arguments: str) -> None:
+    """A module of `grpo_core.studies` by its name: its `write(folder, seeds)` with the folder and seeds asked for."""
+    module = importlib.import_module(f"grpo_core.studies.{name.replace('-', '_')}")
+    default = Study(module.FOLDER, len(module.SEEDS), module.SEEDS[0])
+    settings = tyro.cli(Study, prog=f"python -m grpo_core {name}", description=module.__doc__, args=arguments, default=default)
+    if settings.seeds < 2:
+        raise ValueError(f"seeds must be at least 2, got {settings.seeds}: one run has no interval")
+    print(module.write(settings.output, range(settings.seed, settings.seed + settings.seeds)))
+    print(f"{settings.output}")
+
+
+COMMANDS = {"warm-start": rebuild, **dict.fromkeys(("scoreboard", "sweep", "growing-reasoning", "no-leash"), study)}
 
 
 if __name__ == "__main__":

@@ -63,18 +63,23 @@ class GRPOConfig:
     def __post_init__(self):
         check_temperature(self.temperature)
         clip_range(self.clip_eps, self.clip_eps_high)
-        for field in fields(self):
-            name, value = field.name, getattr(self, field.name)
-            if get_origin(field.type) is Literal and value not in get_args(field.type):
-                raise ValueError(f"{name} must be one of {', '.join(map(repr, get_args(field.type)))}; got {value!r}")
-            if field.type in (int, int | None) and value is not None and not is_whole(value):
-                raise ValueError(f"{name} must be a whole number, got {value!r}")
-            if name in AT_LEAST and value is not None and not AT_LEAST[name] <= value < math.inf:
-                raise ValueError(f"{name} must be at least {AT_LEAST[name]} and finite, got {value!r}")
-        if self.learning_rate == 0 or self.max_grad_norm == 0:
-            raise ValueError("learning_rate and max_grad_norm must be above 0: at 0 nothing is learned")
-        if not -(2**63) <= self.seed < 2**63:
-            raise ValueError(f"seed must fit into 64 bits, got {self.seed}")
+        check_fields(self)
+
+
+def check_fields(settings) -> None:
+    """Check each field of a dataclass of settings: a known choice, a whole number, not below its least value."""
+    for field in fields(settings):
+        name, value = field.name, getattr(settings, field.name)
+        if get_origin(field.type) is Literal and value not in get_args(field.type):
+            raise ValueError(f"{name} must be one of {', '.join(map(repr, get_args(field.type)))}; got {value!r}")
+        if field.type in (int, int | None) and value is not None and not is_whole(value):
+            raise ValueError(f"{name} must be a whole number, got {value!r}")
+        if name in AT_LEAST and value is not None and not AT_LEAST[name] <= value < math.inf:
+            raise ValueError(f"{name} must be at least {AT_LEAST[name]} and finite, got {value!r}")
+        if name in POSITIVE and not value > 0:
+            raise ValueError(f"{name} must be above 0, got {value!r}: at 0 nothing is learned")
+        if name == "seed" and not -(2**63) <= value < 2**63:
+            raise ValueError(f"seed must fit into 64 bits, got {value}")
 
 
 def is_whole(value) -> bool:
@@ -85,6 +90,7 @@ AT_LEAST = {
     "prompts_per_iteration": 1, "group_size": 2, "iterations": 1, "inner_epochs": 1, "learning_rate": 0, "beta": 0,
     "std_eps": 0, "max_new_tokens": 1, "max_grad_norm": 0, "micro_batch": 1, "evaluate_every": 1,
 }  # fmt: skip
+POSITIVE = {"learning_rate", "max_grad_norm"}
 
 
 def check_fit(config: GRPOConfig, task, policy) -> None:

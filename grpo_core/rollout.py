@@ -136,8 +136,8 @@ def token_log_probs(
     if prompt_ids.shape[0] != completion_ids.shape[0]:
         raise ValueError(f"{prompt_ids.shape[0]} prompts but {completion_ids.shape[0]} completions: give each its own row")
     with eval_mode(policy):
-        if isinstance(policy, TinyGPT) and prompt_mask is None:
-            logits = shared_logits(policy, prompt_ids, completion_ids)
+        if isinstance(policy, TinyGPT):
+            logits = shared_logits(policy, prompt_ids, completion_ids, prompt_mask)
         else:
             logits = completion_logits(policy, prompt_ids, completion_ids, prompt_mask)
     return at_temperature(logits, temperature).log_softmax(dim=-1).gather(-1, completion_ids.unsqueeze(-1)).squeeze(-1)
@@ -157,20 +157,25 @@ def completion_logits(policy, prompt_ids: Tensor, completion_ids: Tensor, prompt
     return getattr(output, "logits", output)[:, prompt_ids.shape[1] - 1 : -1]
 
 
-def shared_logits(policy: TinyGPT, prompt_ids: Tensor, completion_ids: Tensor) -> Tensor:
+def shared_logits(policy: TinyGPT, prompt_ids: Tensor, completion_ids: Tensor, prompt_mask: Tensor | None) -> Tensor:
     """The same logits, but equal rows are read once, and so are equal prompts. Gradients flow through the shared cache.
 
     In a group of 8, about half of the completions are copies of another. The sharper the policy, the more is saved.
     """
-    token_ids = torch.cat([prompt_ids, completion_ids], dim=1).cpu()  # Not every device can tell equal rows apart.
-    distinct, row = token_ids.unique(dim=0, return_inverse=True)
-    prompts, prompt = distinct[:, : prompt_ids.shape[1]].unique_consecutive(dim=0, return_inverse=True)
-    completions = distinct[:, prompt_ids.shape[1] : -1]
-    prompts, prompt, completions, row = (x.to(prompt_ids.device) for x in (prompts, prompt, completions, row))
+    length = prompt_ids.shape[1]
+    real = torch.ones_like(prompt_ids) if prompt_mask is None else prompt_mask.long()
+    rows = torch.cat([real, prompt_ids, completion_ids], dim=1).cpu()  # Not every device can tell equal rows apart.
+    distinct, row = rows.unique(dim=0, return_inverse=True)
+    prompts, prompt = distinct[:, : 2 * length].unique_consecutive(dim=0, return_inverse=True)
+    prompts, prompt, distinct, row = (x.to(prompt_ids.device) for x in (prompts, prompt, distinct, row))
+    mask = None if prompt_mask is None else prompts[:, :length].bool()
+    completions = distinct[:, 2 * length : -1]
     cache = KVCache()
-    first = policy(prompts, cache=cache)[:, -1:].index_select(0, prompt)
+    first = policy(prompts[:, length:], cache=cache, **padding(mask, length))[:, -1:].index_select(0, prompt)
     cache.take(prompt)
-    return torch.cat([first, policy(completions, cache=cache)], dim=1).index_select(0, row)
+    mask = None if mask is None else extend(mask[prompt], completions.shape[1])
+    rest = policy(completions, cache=cache, **padding(mask, completions.shape[1]))
+    return torch.cat([first, rest], dim=1).index_select(0, row)
 
 
 @torch.no_grad()
@@ -214,7 +219,7 @@ def extend(mask: Tensor, count: int) -> Tensor:
 
 def padding(mask: Tensor | None, count: int) -> dict[str, Tensor]:
     """What a policy must be told of padding when it reads the last `count` tokens: mask and positions, or nothing."""
-    return {} if mask is None else {"attention_mask": mask, "position_ids": positions(mask)[:, -count:]}
+    return {} if mask is None else {"attention_mask": mask, "position_ids": positions(mask)[:, mask.shape[1] - count :]}
 
 
 def encode_prompts(task, problems: Sequence[Problem], device) -> tuple[Tensor, Tensor | None]:

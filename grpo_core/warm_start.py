@@ -31,12 +31,27 @@ def warm_start(path: Path | str = START_POLICY) -> TinyGPT:
     Raises:
         CheckpointError: the file is missing, damaged, or not a TinyGPT for `Addition`.
     """
-    policy = TinyGPT(len(Addition.vocab), max_length=MAX_LENGTH)
+    return load_policy(path, Addition, MAX_LENGTH)
+
+
+def load_policy(path: Path | str, task, max_length: int) -> TinyGPT:
+    """A TinyGPT for a task, with the weights that `save_policy` wrote.
+
+    Args:
+        path: the file.
+        task: gives `vocab`; a task or its class.
+        max_length: of the policy's context.
+
+    Raises:
+        CheckpointError: the file is missing, damaged, or of a policy with another vocabulary or context.
+    """
+    policy = TinyGPT(len(task.vocab), max_length=max_length)
     weights = read_file(path)
     try:
         policy.load_state_dict(weights)
     except (RuntimeError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path} does not hold a start policy for Addition: other names or shapes") from error
+        name = getattr(task, "__name__", type(task).__name__)
+        raise CheckpointError(f"{path} does not hold a start policy for {name}: other names or shapes") from error
     return policy
 
 

@@ -13,6 +13,7 @@ import torch
 from grpo_core import Addition, GRPOConfig, greedy_accuracy, warm_start
 from grpo_core.__main__ import main, parse
 from grpo_core.history import COLUMNS
+from grpo_core.provenance import code_version
 
 FILES = ["group_example.txt", "grpo_accuracy.png", "grpo_kl.png", "history.csv", "settings.json"]
 TINY = ["--iterations", "2", "--prompts-per-iteration", "4"]
@@ -114,7 +115,8 @@ def test_a_run_writes_its_files(tiny_run):
     assert list(history.columns) == ["seed", *COLUMNS]
     assert history["iteration"].tolist() == [0, 1, 2]
     saved = json.loads((output / "settings.json").read_text())
-    assert saved == {"config": asdict(GRPOConfig(iterations=2, prompts_per_iteration=4)), "seeds": 1}
+    assert saved["code"] == code_version("grpo_core.grpo", "grpo_core.warm_start")
+    assert saved["config"] == asdict(GRPOConfig(iterations=2, prompts_per_iteration=4)) and saved["seeds"] == 1
     text = (output / "group_example.txt").read_text(encoding="utf-8")
     assert text.startswith("A group of iteration 1, seed 0, sampled at temperature 0.7.\n\nPrompt 24+48=")
 

@@ -69,7 +69,7 @@ MUTATIONS = {
     ),
     "positions shifted by the padding": (
         "rollout.py",
-        '{"attention_mask": mask, "position_ids": positions(mask)[:, -count:]}',
+        '{"attention_mask": mask, "position_ids": positions(mask)[:, mask.shape[1] - count :]}',
         '{"attention_mask": mask}',
         "test_rollout.py::test_mixed_prompt_lengths_score_as_one_row_at_a_time",
     ),
@@ -127,12 +127,84 @@ MUTATIONS = {
         "per_token = clipped_surrogate(*clip)",
         "test_grpo.py::test_training_learns_another_task",
     ),
+    "GAE bootstraps from the padding": (
+        "rivals/gae.py",
+        "torch.where(mask, rewards, 0.0), torch.where(mask, values.detach(), 0.0)",
+        "torch.where(mask, rewards, 0.0), values.detach()",
+        "rivals/test_gae.py::test_known_values_whatever_stands_behind_the_end",
+    ),
+    "the value loss takes the minimum": (
+        "rivals/ppo.py",
+        "torch.maximum((values - returns)",
+        "torch.minimum((values - returns)",
+        "rivals/test_ppo.py::test_value_loss_and_slope_on_both_sides_of_the_band",
+    ),
+    "a reward model that reads the last column": (
+        "rivals/reward_model.py",
+        "return numbers.gather(1, last_positions(mask).unsqueeze(1)).squeeze(1)",
+        "return numbers[:, -1]",
+        "rivals/test_reward_model.py::test_score_is_read_at_the_last_real_token_of_the_row_alone",
+    ),
+    "a reward model that finds the end by ids": (
+        "rivals/reward_model.py",
+        "last_positions(mask).unsqueeze(1)",
+        "last_positions(token_ids != 2).unsqueeze(1)",
+        "rivals/test_reward_model.py::test_score_is_read_at_the_last_real_token_of_the_row_alone",
+    ),
+    "a reward model that prefers the rejected": (
+        "rivals/reward_model.py",
+        "return -F.logsigmoid(margins).mean()",
+        "return -F.logsigmoid(-margins).mean()",
+        "rivals/test_reward_model.py::test_pair_loss_and_its_slope",
+    ),
+    "DPO on means over tokens": (
+        "rivals/dpo.py",
+        "torch.where(completion_mask.bool(), log_probs, 0.0).sum(dim=1)",
+        "torch.where(completion_mask.bool(), log_probs, 0.0).sum(dim=1) / completion_mask.sum(dim=1)",
+        "rivals/test_dpo.py::test_log_prob_of_a_completion_is_the_sum_over_its_tokens",
+    ),
+    "DPO without the reference": (
+        "rivals/dpo.py",
+        "beta * ((chosen - ref_chosen) - (rejected - ref_rejected))",
+        "beta * (chosen - rejected)",
+        "rivals/test_dpo.py::test_a_policy_that_is_the_reference_has_loss_ln_2",
+    ),
+    "DPO with chosen and rejected swapped": (
+        "rivals/dpo.py",
+        "torch.cat([pairs.chosen_ids, pairs.rejected_ids])",
+        "torch.cat([pairs.rejected_ids, pairs.chosen_ids])",
+        "rivals/test_dpo.py::test_prompts_of_different_lengths_score_as_one_pair_at_a_time",
+    ),
+    "leave-one-out that includes itself": (
+        "advantages.py",
+        'group_advantages(rewards, scale="none") * (group_size / (group_size - 1))',
+        'group_advantages(rewards, scale="none")',
+        "rivals/test_reinforce.py::test_baselines_are_those_of_the_plain_definition",
+    ),
+    "expert iteration imitates wrong completions too": (
+        "rivals/imitation.py",
+        'if keep == "all" or reward == 1]',
+        'if keep == "all" or reward >= 0]',
+        "rivals/test_imitation.py::test_each_right_completion_is_kept_once_and_no_wrong_one",
+    ),
+    "the exact value taken for the best constant": (
+        "rivals/baselines.py",
+        "(squared @ completions.rewards / squared.sum()).item()",
+        "completions.value",
+        "rivals/test_baselines.py::test_no_constant_is_quieter_than_the_best_one",
+    ),
+    "pairs across prompts": (
+        "rivals/pairs.py",
+        "count = min(len(right), len(wrong))",
+        "count = len(right) if len(wrong) else 0",
+        "rivals/test_pairs.py::test_pairs_are_those_of_the_plain_definition",
+    ),
 }
 
 
 def plant(mutation, folder):
     """Copy the package into the folder, with the fault in it, unless there is none (None)."""
-    shutil.copytree(PACKAGE, folder / "grpo_core", ignore=shutil.ignore_patterns("__pycache__", "lab", "rivals"))
+    shutil.copytree(PACKAGE, folder / "grpo_core", ignore=shutil.ignore_patterns("__pycache__", "lab"))
     if mutation is None:
         return
     file, old, new, _ = MUTATIONS[mutation]
