@@ -30,8 +30,8 @@ from grpo_core.warm_start import RECIPE, fine_tune, save_policy, warm_start
 class Run:
     """Train the start policy with GRPO; write figures, tables and a worked group.
 
-    Other commands, each with its own --help: `python -m grpo_core warm-start` rebuilds the start policy; `scoreboard`,
-    `sweep`, `growing-reasoning` and `no-leash` make the runs that notebooks 06 to 08 show.
+    Other commands, each with its own --help: `python -m grpo_core warm-start` rebuilds the start policy; `sweep`,
+    `scoreboard`, `baselines`, `shopping-list`, `growing-reasoning` and `no-leash` make what notebooks 06 to 08 show.
     """
 
     # The settings of GRPO.
@@ -215,7 +215,8 @@ def study(name: str, *arguments: str) -> None:
     print(f"{settings.output}")
 
 
-COMMANDS = {"warm-start": rebuild, **dict.fromkeys(("scoreboard", "sweep", "growing-reasoning", "no-leash"), study)}
+STUDIES = ("sweep", "scoreboard", "baselines", "shopping-list", "growing-reasoning", "no-leash")
+COMMANDS = {"warm-start": rebuild, **dict.fromkeys(STUDIES, study)}
 
 
 if __name__ == "__main__":

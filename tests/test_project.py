@@ -21,15 +21,17 @@ CORE = ROOT / "grpo_core"
 
 # The architecture. A module imports only from rows above its own; imports point one way.
 ARCHITECTURE = [
-    ["task", "policy", "checkpoint"],
+    ["task", "policy", "checkpoint", "provenance"],
     ["rollout"],
     ["advantages", "kl", "evaluate"],
     ["surrogate", "history"],
     ["config"],
     ["grpo"],
     ["report", "warm_start"],
+    ["shell_game", "sloppy_grader", "leash"],
     ["__main__"],
 ]
+BUILT_ON_THE_CORE = ("grpo_core.rivals", "grpo_core.studies", "grpo_core.lab")
 ROW = {module: row for row, modules in enumerate(ARCHITECTURE) for module in modules}
 
 
@@ -104,8 +106,16 @@ def test_imports_point_one_way(module):
 def test_the_core_stands_without_what_is_built_on_it():
     inside = [name for module in modules_of_core() for name in imports(CORE / f"{module}.py")]
     inside += imports(CORE / "__init__.py")
-    others = ("grpo_core.lab", "grpo_core.rivals", "ipywidgets", "IPython", "trl", "transformers", "matplotlib.pyplot")
-    assert [name for name in inside if name.startswith(others)] == []
+    heavy = ("ipywidgets", "IPython", "trl", "transformers", "matplotlib.pyplot")
+    assert [name for name in inside if name.startswith((*BUILT_ON_THE_CORE, *heavy))] == []
+
+
+@pytest.mark.parametrize("package", BUILT_ON_THE_CORE)
+def test_what_is_built_on_the_core_points_one_way_too(package):
+    """rivals → studies → lab: each imports the core, and what stands to the left of it."""
+    right_of_it = BUILT_ON_THE_CORE[BUILT_ON_THE_CORE.index(package) + 1 :]
+    names = {name for path in (CORE / package.split(".")[1]).rglob("*.py") for name in imports(path)}
+    assert [name for name in names if name.startswith(("grpo_core.__main__", *right_of_it))] == []
 
 
 def test_import_changes_nothing_in_the_process():

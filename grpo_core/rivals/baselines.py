@@ -10,22 +10,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 
 import pandas as pd
 import torch
 import torch.nn.functional as F
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from grpo_core.config import GRPOConfig
 from grpo_core.evaluate import Estimate, mean_estimate, success_probability
 from grpo_core.grpo import sample_iteration
-from grpo_core.report import BLUE, GRAY, ORANGE, write_figure, write_text
-from grpo_core.rivals.imitation import shuffled_batches
+from grpo_core.rivals.budget import shuffled_batches
 from grpo_core.rollout import device_of, encode_prompts, padding, sample_groups, token_log_probs
-from grpo_core.task import Addition, Problem
-from grpo_core.warm_start import warm_start
+from grpo_core.task import Problem
 
 BASELINES = ("none", "batch mean", "group mean", "leave one out", "exact value", "best constant")
 REWARDS = {"{0, 1}": 0.0, "{5, 6}": 5.0, "{−1, 0}": -1.0}  # How they are written, and what is added to 0 and 1.
@@ -315,66 +311,3 @@ def value_logits(critic, task, problems: Sequence[Problem]) -> Tensor:
 def predicted_values(critic, task, problems: Sequence[Problem]) -> Tensor:
     """(prompts,) the critic's guess of the probability to be right."""
     return value_logits(critic, task, problems).sigmoid()
-
-
-def value_figure(axes, errors: pd.DataFrame) -> None:
-    """Error of the group's mean over G, between the batch's mean and the critics."""
-    group = errors[errors["estimator"] == "group mean"]
-    around = (group["rmse"] - group["rmse_low"], group["rmse_high"] - group["rmse"])
-    axes.plot(group["group_size"], group["theory"], color=GRAY, label="√(p(1 − p)/G)")
-    axes.errorbar(group["group_size"], group["rmse"], around, fmt="o", color=BLUE, label="mean of a group of G")
-    critics = errors.loc[errors["estimator"] == "critic", "rmse"]
-    if len(critics):
-        axes.axhspan(critics.min(), critics.max(), color=ORANGE, alpha=0.3, linewidth=0, label="critics, 7,680 labels each")
-    axes.axhline(
-        errors.loc[errors["estimator"] == "batch mean", "rmse"].item(), color="black", linestyle="--", label="batch mean"
-    )
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(group["group_size"], [f"{size:g}" for size in group["group_size"]])
-    axes.set(xlabel="completions in a group, G", ylabel="error (root mean square)", title="How well is the value known?")
-    axes.set_ylim(bottom=0)
-    axes.legend(frameon=False, fontsize=8)
-
-
-def noise_figure(axes, noise: pd.DataFrame) -> None:
-    """Noise of the gradient for each baseline, for rewards that differ by an offset, over the least that a constant leaves."""
-    styles = zip(noise.groupby("rewards", sort=False), ((BLUE, "o"), (ORANGE, "s"), (GRAY, "^")), (-0.2, 0.0, 0.2))
-    for (written, rows), (color, marker), shift in styles:
-        around = (rows["ratio"] - rows["ratio_low"], rows["ratio_high"] - rows["ratio"])
-        y = [BASELINES.index(name) + shift for name in rows["baseline"]]
-        axes.errorbar(rows["ratio"], y, xerr=around, fmt=marker, color=color, markersize=5, label=f"rewards {written}")
-    axes.set_yticks(range(len(BASELINES)), BASELINES)
-    axes.invert_yaxis()
-    axes.set_xscale("log")
-    axes.set_xticks([1, 10, 100], ["1", "10", "100"])
-    axes.set(xlabel="variance, in units of the best constant's", title="How noisy is the gradient?")
-    axes.legend(frameon=False, fontsize=8)
-
-
-def baselines_figure(errors: pd.DataFrame, noise: pd.DataFrame) -> Figure:
-    """Both studies side by side, with 95 % intervals."""
-    figure = Figure(figsize=(9.6, 3.8), layout="constrained")
-    for axes, draw, frame in zip(figure.subplots(1, 2), (value_figure, noise_figure), (errors, noise)):
-        draw(axes, frame)
-        axes.spines[["top", "right"]].set_visible(False)
-    return figure
-
-
-def write_baselines(
-    folder: Path, seeds: Sequence[int] = (0, 1, 2), prompts: int = 48, problems: int = 400
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Write value_errors.csv, gradient_noise.csv and baselines.png into `folder`; return the two tables.
-
-    Args:
-        seeds: a critic is trained for each; the groups are sampled with the first.
-        prompts: held-out problems whose completions are enumerated.
-        problems: held-out problems whose values are guessed.
-    """
-    task, policy = Addition(), warm_start()
-    critics = [train_critic(policy, task, seed) for seed in seeds]
-    errors = value_errors(policy, task, task.held_out[:problems], critics=critics, seed=seeds[0])
-    noise = gradient_noise([enumerate_completions(policy, task, problem) for problem in task.held_out[:prompts]])
-    for name, frame in (("value_errors", errors), ("gradient_noise", noise)):
-        write_text(folder / f"{name}.csv", frame.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
-    write_figure(folder / "baselines.png", baselines_figure(errors, noise))
-    return errors, noise

@@ -43,6 +43,7 @@ def server(browser, tmp_path_factory):
     """On a copy of the notebooks: JupyterLab saves them by itself."""
     scratch = tmp_path_factory.mktemp("jupyter")
     root = shutil.copytree(NOTEBOOKS, scratch / "root", ignore=shutil.ignore_patterns("__pycache__", ".*"))
+    shutil.copytree(NOTEBOOKS.parent / "outputs", scratch / "outputs")  # Notebooks read it as ../outputs.
     running = Server(root, scratch)
     yield running
     running.close()

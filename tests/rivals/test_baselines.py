@@ -15,7 +15,6 @@ from grpo_core import Problem, TinyGPT, success_probability, warm_start
 from grpo_core.rivals.baselines import (
     BASELINES,
     Enumerated,
-    baselines_figure,
     constant_baseline,
     enumerate_completions,
     gradient_noise,
@@ -28,8 +27,8 @@ from grpo_core.rivals.baselines import (
     value_errors,
     value_logits,
     variance_of,
-    write_baselines,
 )
+from grpo_core.studies.baselines import baselines_figure, write
 
 BATCH_MEAN = 0.3
 TEMPERATURE = 1.3
@@ -262,10 +261,10 @@ def test_a_critic_reads_the_last_token_of_prompts_of_any_length(letters):
 
 def test_the_study_is_written_and_shows_what_it_is_about(task, tmp_path):
     before = copy.deepcopy(warm_start().state_dict())
-    errors, noise = write_baselines(tmp_path, seeds=(0,), prompts=8, problems=200)
-    assert {path.name for path in tmp_path.iterdir()} == {"value_errors.csv", "gradient_noise.csv", "baselines.png"}
-    assert pd.read_csv(tmp_path / "gradient_noise.csv").columns.tolist() == noise.columns.tolist()
-    assert len(pd.read_csv(tmp_path / "value_errors.csv")) == len(errors) == 7
+    write(tmp_path, seeds=(0,), prompts=8, problems=200)
+    errors, noise = (pd.read_csv(tmp_path / f"{name}.csv") for name in ("value_errors", "gradient_noise"))
+    files = {"value_errors.csv", "gradient_noise.csv", "baselines.png", "settings.json"}
+    assert {path.name for path in tmp_path.iterdir()} == files and len(errors) == 7
     rmse = errors.set_index(["estimator", "group_size"])["rmse"]
     batch, critic = (errors.loc[errors["estimator"] == name, "rmse"].item() for name in ("batch mean", "critic"))
     assert rmse["group mean", 8] < critic < batch < rmse["group mean", 2]

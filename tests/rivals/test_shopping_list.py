@@ -9,20 +9,12 @@ import torch
 from torch.testing import assert_close
 
 from grpo_core import TinyGPT, rollout, sample_groups, warm_start
-from grpo_core.rivals import ppo, shopping_list
+from grpo_core.rivals import ppo
+from grpo_core.rivals.at_scale import RECIPES, at_scale, totals, without_critic
 from grpo_core.rivals.budget import Budget
-from grpo_core.rivals.shopping_list import (
-    METHODS,
-    PARTS,
-    RECIPES,
-    Meter,
-    at_scale,
-    measure,
-    no_evaluation,
-    totals,
-    without_critic,
-    write_shopping_list,
-)
+from grpo_core.rivals.meter import PARTS, Meter, no_evaluation
+from grpo_core.studies import shopping_list
+from grpo_core.studies.shopping_list import METHODS, measure
 
 POLICY, ONE_NUMBER = 102_797, 102_797 - (64 * 13 + 13) + (64 + 1)  # The critic has another head.
 SMALL = Budget(prompts_per_iteration=6, group_size=4, iterations=1, gradient_steps=2)
@@ -354,13 +346,13 @@ def test_unknown_method(task):
 def test_files(tmp_path, monkeypatch, bills):
     monkeypatch.setattr(shopping_list, "BUDGET", SMALL)
     monkeypatch.setattr(shopping_list, "measure", lambda task, method: SimpleNamespace(frame=bills[method].reset_index()))
-    monkeypatch.setattr(shopping_list.clock, "__defaults__", (1,))
-    write_shopping_list(tmp_path)
+    shopping_list.write(tmp_path, seeds=[0])
     assert {file.name for file in tmp_path.iterdir()} == {
         "shopping_list.csv",
         "at_scale.csv",
         "shopping_list.md",
         "shopping_list.png",
+        "settings.json",
     }
     here = totals(pd.read_csv(tmp_path / "shopping_list.csv"))
     assert list(here.index) == list(METHODS) and here.loc["GRPO", "seconds_ratio"] == 1
