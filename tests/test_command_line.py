@@ -1,17 +1,19 @@
 """The command line: `python -m grpo_core`, from --help to --resume."""
 
+import importlib
 import json
 import re
 import subprocess
 import sys
 from dataclasses import asdict, fields
+from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
 
 from grpo_core import Addition, GRPOConfig, greedy_accuracy, warm_start
-from grpo_core.__main__ import main, parse
+from grpo_core.__main__ import STUDIES, main, parse
 from grpo_core.history import COLUMNS
 from grpo_core.provenance import code_version
 
@@ -346,3 +348,32 @@ def test_warm_start_command_by_default_rebuilds_outside_the_package():
 
     assert WarmStart().steps == RECIPE["steps"] and WarmStart().seed == RECIPE["seed"]
     assert WarmStart().output.resolve() != START_POLICY.resolve()
+
+
+# Studies
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_study_explains_itself_and_can_be_called(name, capsys):
+    with pytest.raises(SystemExit) as end:
+        main([name, "--help"])
+    assert not end.value.code
+    text = capsys.readouterr().out
+    module = importlib.import_module(f"grpo_core.studies.{name.replace('-', '_')}")
+    assert text.startswith(f"usage: python -m grpo_core {name}") and module.__doc__.split(".")[0].split()[-1] in text
+    assert {"--seeds", "--seed", "--output"} <= set(re.findall(r"--[a-z]+", text)) and str(module.FOLDER) in text
+    assert callable(module.write) and len(module.SEEDS) >= 2
+
+
+def test_a_study_gets_folder_and_seeds(monkeypatch, capsys):
+    from grpo_core.studies import scoreboard
+
+    asked = []
+    monkeypatch.setattr(scoreboard, "write", lambda *arguments: asked.append(arguments) or "the table")
+    main(["scoreboard", "--seeds", "2", "--seed", "7", "--output", "here"])
+    assert asked == [(Path("here"), range(7, 9))]
+    assert capsys.readouterr().out == "the table\nhere\n"
+
+
+def test_one_seed_is_too_few_for_a_study(capsys):
+    assert "at least 2" in refused(capsys, "scoreboard", "--seeds", 1)

@@ -1,10 +1,11 @@
 """LiveRun: watch GRPO train. Curves and a sample group move while a worker thread does the work.
 
 `Training` is one run that can be started, watched and stopped; `TrainingPanel` is a panel with Run, Stop and progress, and
-the parent of `LiveRun` and `BetaLab`. The worker sets widget traits and nothing else, and not too often: drawing takes
-its time from the training.
+the parent of `LiveRun`, `BetaLab` and `GraderLab`. The worker sets widget traits and nothing else, and not too often:
+drawing takes its time from the training.
 """
 
+import copy
 import html
 import threading
 import time
@@ -22,7 +23,7 @@ from grpo_core.history import History, TrainingDiverged
 from grpo_core.lab.group_stepper import Group, signed
 from grpo_core.lab.panel import BLUE, GRAY, ORANGE, Panel, button, figure_html, table_html
 from grpo_core.report import KL_BAND, REFERENCE
-from grpo_core.rollout import sample_groups
+from grpo_core.rollout import Rollout, sample_groups
 from grpo_core.task import Addition
 from grpo_core.warm_start import warm_start
 
@@ -30,18 +31,25 @@ UPDATE_SECONDS = 0.2
 
 
 class Training:
-    """One run of `train` from the start policy.
+    """One run of `train`, by default from the start policy on sums.
+
+    Args:
+        config: settings of the run.
+        policy: where it starts; it is copied.
+        task: what is trained; it has an example.
 
     Attributes:
-        config, policy: of the run; the policy changes while it trains.
+        config, policy, task: of the run; the policy changes while it trains.
         history: the rows so far, also while it runs and after a stop or a divergence.
         groups: for each row, a group of completions of the task's example by the policy of that moment.
         state: "waiting", "running", "finished", "stopped", "diverged" or "failed".
         problem: what went wrong, in words; empty if nothing did.
     """
 
-    def __init__(self, config: GRPOConfig):
-        self.config, self.policy, self.task = config, warm_start(), Addition()
+    def __init__(self, config: GRPOConfig, policy=None, task=None):
+        self.config, self.task = config, Addition() if task is None else task
+        self.policy = warm_start() if policy is None else copy.deepcopy(policy)
+        self._generator = torch.Generator().manual_seed(config.seed)  # Of its own, so that watching changes nothing.
         self.history, self.groups = History(), []
         self.state, self.problem = "waiting", ""
         self._stop, self._thread = threading.Event(), None
@@ -49,14 +57,9 @@ class Training:
     def run(self, on_change: Callable[[], None] = lambda: None) -> "Training":
         """Train here and now. `on_change` is called after each iteration, and at the end."""
         self.state = "running"
-        generator = torch.Generator().manual_seed(self.config.seed)  # Of its own, so that watching changes nothing.
 
         def record(row, rollout):
-            self.history.rows.append(row)
-            if row["iteration"] != 1:  # The first batch holds the example: there, show the group that was trained on.
-                size, temperature = self.config.group_size, self.config.temperature
-                rollout = sample_groups(self.policy, self.task, [self.task.example], size, temperature, generator=generator)
-            self.groups.append(Group.of(rollout))
+            self.record(row, rollout)
             on_change()
 
         try:
@@ -68,6 +71,14 @@ class Training:
             self.state, self.problem = "failed", f"{type(error).__name__}: {error}"
         on_change()
         return self
+
+    def record(self, row: dict, rollout: Rollout | None) -> None:
+        """Keep the row of an iteration, and a group for the example."""
+        self.history.rows.append(row)
+        if row["iteration"] != 1:  # The first batch holds the example: there, show the group that was trained on.
+            size, temperature = self.config.group_size, self.config.temperature
+            rollout = sample_groups(self.policy, self.task, [self.task.example], size, temperature, generator=self._generator)
+        self.groups.append(Group.of(rollout))
 
     def start(self, on_change: Callable[[], None]) -> None:
         """Train on a worker thread."""
@@ -113,8 +124,9 @@ class Training:
 class TrainingPanel(Panel):
     """Run, Stop, a progress bar with its text, and one training at a time. A subclass gives `make` and the views."""
 
+    training: Training | None = None  # Here already: a panel that is refused while it is made is closed, too.
+
     def __init__(self, buttons: list[W.Widget], rows: list[list[W.Widget]], height: int):
-        self.training: Training | None = None
         self._lock, self._gone, self._next_update = threading.RLock(), False, 0.0
         self.run_button = button("Run", self.run, "train the start policy")
         self.stop_button = button("Stop", self.stop, "end the run before its next iteration")
@@ -146,6 +158,15 @@ class TrainingPanel(Panel):
     def stop(self) -> None:
         if self.training is not None:
             self.training.stop()
+
+    def result(self) -> Training:
+        """The whole run. Waits for the one that Run started; if there is none, or it was stopped, trains here and now."""
+        if self.busy:
+            self.training.wait()
+        if self.training is None or self.training.state == "stopped":
+            self.training = self.make()
+            self.training.run(self._changed)
+        return self.training
 
     def _changed(self) -> None:
         """Called by the worker after each iteration: show it, if the last time is long enough ago."""
@@ -188,15 +209,6 @@ class LiveRun(TrainingPanel):
 
     def make(self) -> Training:
         return Training(self.config)
-
-    def result(self) -> Training:
-        """The whole run. Waits for the one that Run started; if there is none, or it was stopped, trains here and now."""
-        if self.busy:
-            self.training.wait()
-        if self.training is None or self.training.state == "stopped":
-            self.training = self.make()
-            self.training.run(self._changed)
-        return self.training
 
     def view(self) -> str:
         return f"<p>{self._story()}</p>{self._picture()}{self._group()}"

@@ -51,14 +51,14 @@ class Method:
 
 METHODS = {
     "GRPO": Method(train_grpo, GRPOConfig(), "verdicts", {40: 2e-4, 160: 2e-4}),
-    "RLOO": Method(train_reinforce, ReinforceConfig("leave_one_out"), "verdicts", {40: 2e-4, 160: 2e-4}),
-    "REINFORCE, batch mean": Method(train_reinforce, ReinforceConfig("batch"), "verdicts", {40: 2e-4, 160: 2e-4}),
-    "REINFORCE, no baseline": Method(train_reinforce, ReinforceConfig("none"), "verdicts", {40: 2e-4, 160: 2e-4}),
-    "PPO, verifier": Method(train_ppo, PPOConfig(), "verdicts", {40: 2e-4, 160: 1e-4}),
+    "RLOO": Method(train_reinforce, ReinforceConfig("leave_one_out"), "verdicts", {40: 1e-4, 160: 2.5e-5}),
+    "REINFORCE, batch mean": Method(train_reinforce, ReinforceConfig("batch"), "verdicts", {40: 1e-4, 160: 2.5e-5}),
+    "REINFORCE, no baseline": Method(train_reinforce, ReinforceConfig("none"), "verdicts", {40: 2e-4, 160: 5e-5}),
+    "PPO, verifier": Method(train_ppo, PPOConfig(), "verdicts", {40: 2e-4, 160: 5e-5}),
     "PPO, reward model": Method(
-        train_ppo_with_reward_model, PPOConfig(leash="reward", beta=0.3), "verdicts on half of them", {40: 2e-4, 160: 1e-4}
+        train_ppo_with_reward_model, PPOConfig(leash="reward", beta=0.3), "verdicts on half of them", {40: 2.5e-5, 160: 5e-5}
     ),
-    "DPO": Method(train_dpo, DPOConfig(), "verdicts, as pairs", {40: 2e-4, 160: 2e-4}),
+    "DPO": Method(train_dpo, DPOConfig(), "verdicts, as pairs", {40: 2e-4, 160: 5e-5}),
     "expert iteration": Method(train_expert_iteration, ExpertIterationConfig(), "verdicts", {40: 2e-4, 160: 1e-4}),
     "supervised": Method(train_supervised, SupervisedConfig(), "true answers", {40: 2e-4, 160: 2e-4}),
 }

@@ -12,7 +12,7 @@ from grpo_core.studies.runs import run_all
 from grpo_core.studies.scoreboard import METHODS, STEPS, play
 
 FOLDER, SEEDS = Path("outputs/scoreboard"), range(100, 103)
-RATES = (1e-4, 2e-4, 4e-4, 8e-4)
+RATES = (2.5e-5, 5e-5, 1e-4, 2e-4, 4e-4, 8e-4)
 
 
 def sweep(seeds: range) -> pd.DataFrame:

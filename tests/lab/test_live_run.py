@@ -10,7 +10,7 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from grpo_core import GRPOConfig, train, warm_start
+from grpo_core import Addition, GRPOConfig, train, warm_start
 from grpo_core.lab import live_run
 from grpo_core.lab.group_stepper import Group
 from grpo_core.lab.live_run import LiveRun, Training, TrainingPanel, curve, group_table
@@ -41,6 +41,18 @@ def test_each_row_has_a_group_of_the_example_and_that_of_row_1_was_trained_on(ta
     assert [group.prompt for group in training.groups] == [task.example.prompt] * 4
     assert training.groups[1] == Group.of(rollouts[1])
     assert all(len(group.texts) == 16 for group in training.groups)
+
+
+def test_a_run_may_start_from_another_policy_on_another_task():
+    """A policy without a head answers anything at all: a task that pays for a semicolon soon moves it."""
+    task, policy = Addition(digits=1), warm_start()
+    task.verify = lambda completion, answer: float(completion.endswith(";"))
+    torch.nn.init.zeros_(policy.head.weight)
+    before = [weight.clone() for weight in policy.parameters()]
+    training = Training(SMALL, policy, task).run()
+    assert training.state == "finished" and {group.prompt for group in training.groups} == {task.example.prompt}
+    assert all(torch.equal(a, b) for a, b in zip(before, policy.parameters())), "it trains a copy"
+    assert any(not torch.equal(a, b) for a, b in zip(before, training.policy.parameters()))
 
 
 def test_stop_before_the_first_iteration_leaves_an_empty_run():
