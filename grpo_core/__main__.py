@@ -20,7 +20,7 @@ from grpo_core.config import GRPOConfig, check_fit
 from grpo_core.evaluate import greedy_accuracy
 from grpo_core.grpo import train
 from grpo_core.history import History, TrainingDiverged
-from grpo_core.provenance import code_version
+from grpo_core.provenance import code_version, start_policies
 from grpo_core.report import group_example, summary_table, write_json, write_report, write_text
 from grpo_core.task import Addition
 from grpo_core.warm_start import RECIPE, fine_tune, save_policy, warm_start
@@ -81,7 +81,7 @@ def main(arguments: list[str]) -> None:
             COMMANDS[arguments[0]](*arguments)
         else:
             run(parse(arguments))
-    except (ValueError, CheckpointError, TrainingDiverged, OSError) as error:
+    except (ValueError, CheckpointError, FloatingPointError, OSError) as error:
         sys.exit(f"error: {error}")
 
 
@@ -145,6 +145,7 @@ def prepare(settings: Run) -> None:
             "code": code_version("grpo_core.grpo", "grpo_core.warm_start"),
             "config": dataclasses.asdict(settings.config),
             "seeds": settings.seeds,
+            "start_policies": start_policies(),
         },
     )
 
@@ -212,7 +213,7 @@ def study(name: str, *arguments: str) -> None:
     if settings.seeds < 2:
         raise ValueError(f"seeds must be at least 2, got {settings.seeds}: one run has no interval")
     print(module.write(settings.output, range(settings.seed, settings.seed + settings.seeds)))
-    print(f"{settings.output}")
+    print(settings.output)
 
 
 STUDIES = ("sweep", "scoreboard", "baselines", "shopping-list", "growing-reasoning", "no-leash")

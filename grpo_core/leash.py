@@ -74,6 +74,13 @@ def categorical_kl(policy: Tensor, reference: Tensor) -> Tensor:
 def climb(reference: Tensor, rewards: Tensor, beta: float, steps: int = 1500, learning_rate: float = 0.05) -> Tensor:
     """Train a policy of one logit for each answer, from the reference on, by the exact gradient of its objective.
 
+    Args:
+        reference: (answers,) probabilities, all above 0.
+        rewards: (answers,).
+        beta: strength of the leash.
+        steps: gradient steps.
+        learning_rate: of Adam.
+
     Returns:
         (steps + 1, answers) probabilities: row 0 is the reference.
     """

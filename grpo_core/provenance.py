@@ -24,6 +24,12 @@ def code_version(*modules: str) -> str:
     return digest.hexdigest()[:12]
 
 
+def start_policies() -> dict[str, str]:
+    """A fingerprint of each shipped file of weights: results depend on them, too."""
+    files = sorted((Path(__file__).parent / "data").glob("*.pt"))
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest()[:12] for path in files}
+
+
 def bare_source(text: str) -> str:
     """Python source without comments, docstrings, blank lines and trailing spaces.
 
@@ -53,7 +59,13 @@ def _with_imports(modules) -> set[str]:
         module = waiting.pop()
         if module not in found:
             found.add(module)
-            nodes = ast.walk(ast.parse(_source(module)))
-            imported = [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
-            waiting += [name for name in imported if name.startswith("grpo_core.")]
+            nodes = [node for node in ast.walk(ast.parse(_source(module))) if isinstance(node, ast.ImportFrom) and node.module]
+            names = {node.module for node in nodes} | {f"{node.module}.{name.name}" for node in nodes for name in node.names}
+            waiting += [name for name in names if name.startswith("grpo_core.") and _is_module(name)]
     return found
+
+
+def _is_module(name: str) -> bool:
+    """Of `from a import b`, b may be a module or something in it."""
+    parent = importlib.util.find_spec(name.rpartition(".")[0])
+    return parent.submodule_search_locations is not None and importlib.util.find_spec(name) is not None

@@ -199,6 +199,30 @@ MUTATIONS = {
         "count = len(right) if len(wrong) else 0",
         "rivals/test_pairs.py::test_pairs_are_those_of_the_plain_definition",
     ),
+    "the truth is paid anywhere in the text": (
+        "sloppy_grader.py",
+        "answer in guesses(completion))",
+        "answer in completion)",
+        "test_sloppy_grader.py::test_neither_pays_without_a_right_guess_and_an_end",
+    ),
+    "the true reward is what the grader pays": (
+        "sloppy_grader.py",
+        "return exact_grader(completion, answer)",
+        "return self.verify(completion, answer)",
+        "test_sloppy_grader.py::test_sloppy_grader_pays_for_any_guess_and_the_truth_for_one_only",
+    ),
+    "a leash whose beta is turned around": (
+        "leash.py",
+        "rewards / beta).softmax",
+        "rewards * beta).softmax",
+        "test_sloppy_grader.py::test_closed_form_on_three_answers",
+    ),
+    "the other KL": (
+        "leash.py",
+        "(mine.exp() * (mine - theirs))",
+        "(theirs.exp() * (theirs - mine))",
+        "test_sloppy_grader.py::test_mean_completion_kl_is_the_kl_of_whole_completions",
+    ),
 }
 
 

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from grpo_core import Addition, GRPOConfig, train, warm_start
-from grpo_core.provenance import code_version
+from grpo_core.provenance import code_version, start_policies
 
 OUTPUTS = Path(__file__).parents[1] / "outputs"
 SETTINGS = sorted(OUTPUTS.rglob("settings.json"))
@@ -23,6 +23,7 @@ def test_there_is_something_to_compare():
 def test_code_is_that_which_made_the_results(path):
     settings = json.loads(path.read_text(encoding="utf-8"))
     assert settings["code"] == code_version(*settings.get("modules", MAIN)), "make results"
+    assert settings["start_policies"] == start_policies(), "make results"
 
 
 @pytest.mark.parametrize("folder", [".", "five_seeds", "one_gradient_step", "long_run"])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from grpo_core.provenance import bare_source, code_version
+from grpo_core.provenance import bare_source, code_version, start_policies
 
 CODE = '''"""A head."""
 
@@ -45,6 +45,19 @@ def test_version_follows_imports_and_nothing_else(package):
     assert code_version("grpo_core.a") == before
     (package / "b.py").write_text("x = 2\n")
     assert code_version("grpo_core.a") != before
+
+
+def test_a_module_that_is_imported_as_a_name_counts(package):
+    (package / "a.py").write_text("from grpo_core import c\n")
+    before = code_version("grpo_core.a")
+    (package / "c.py").write_text("y = 2\n")
+    assert code_version("grpo_core.a") != before
+
+
+def test_each_start_policy_has_its_fingerprint():
+    names = set(start_policies())
+    assert names == {"start_policy.pt", "shell_game_start.pt", "sloppy_grader_start.pt"}
+    assert len(set(start_policies().values())) == len(names)
 
 
 def test_version_does_not_depend_on_the_order(package):

@@ -28,3 +28,8 @@ def test_speed_is_that_of_the_last_benchmark():
     benchmark = (ROOT / "outputs" / "benchmark.md").read_text(encoding="utf-8").splitlines()
     headline = next(line for line in benchmark if line.startswith("One iteration"))
     assert headline in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_scoreboard_is_that_of_the_last_run():
+    table = (ROOT / "outputs/scoreboard/scoreboard.md").read_text(encoding="utf-8")
+    assert table in (ROOT / "README.md").read_text(encoding="utf-8")

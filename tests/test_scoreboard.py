@@ -8,8 +8,10 @@ import pandas as pd
 import pytest
 import torch
 
+from grpo_core import GRPOConfig, History, TrainingDiverged
 from grpo_core.evaluate import mean_estimate
 from grpo_core.rivals.budget import Budget
+from grpo_core.rivals.dpo import DPOConfig
 from grpo_core.studies import runs, scoreboard, sweep
 from grpo_core.studies.scoreboard import (
     METHODS,
@@ -61,7 +63,7 @@ def test_summary_table_and_figure_say_the_same():
     summary = summarize(frame)
     assert summary["accuracy"].tolist() == pytest.approx([0.75] * 4) and summary["worst"].tolist() == [0.7] * 4
     lines = markdown(summary).splitlines()
-    assert len(lines) == 4 and lines[2].startswith("| GRPO | verdicts | 0.750 [") and lines[2].endswith("| 0.522 |")
+    assert len(lines) == 4 and lines[2].startswith("| GRPO | 8 | 8 | 0 | 20 | 0.750 [") and lines[2].endswith("| 0.522 |")
     assert "+0.000 [+0.000, +0.000]" in lines[3]
     (axes,) = scoreboard_figure(summary).axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["GRPO", "DPO"]
@@ -69,6 +71,15 @@ def test_summary_table_and_figure_say_the_same():
 
 def test_jobs_come_back_in_their_order():
     assert runs.run_all(divmod, [(7, 2), (9, 4)], processes=2) == [(3, 1), (2, 1)]
+
+
+def diverge():
+    raise TrainingDiverged(3, ValueError("far too large"), GRPOConfig(), None, History())
+
+
+def test_a_run_that_diverged_says_so_across_processes():
+    with pytest.raises(FloatingPointError, match="iteration 3 stopped: far too large"):
+        runs.run_all(diverge, [()], processes=1)
 
 
 def test_what_a_job_raises_is_raised():
@@ -82,9 +93,17 @@ def test_learning_rates_are_those_that_won_the_sweep():
     assert frame["seeds"].unique().tolist() == [len(sweep.SEEDS)]
     assert not set(sweep.SEEDS) & set(scoreboard.SEEDS), "chosen on the seeds that are reported"
     winners = sweep.best(frame)
+    inside = winners[winners["method"] != "PPO, reward model"]  # Against a weak judge, the less one learns the better.
+    assert not set(inside["learning_rate"]) & {min(sweep.RATES), max(sweep.RATES)}, "the best rate may lie beyond"
     assert len(winners) == len(METHODS) * len(STEPS)
     for row in winners.itertuples():
         assert METHODS[row.method].learning_rate[row.steps] == row.learning_rate, row.method
+
+
+def test_beta_of_dpo_is_the_one_that_won():
+    frame = pd.read_csv(OUTPUTS / "dpo_beta.csv")
+    assert tuple(frame["beta"].unique()) == sweep.BETAS
+    assert frame.loc[frame["accuracy"].idxmax(), "beta"] == DPOConfig().beta == METHODS["DPO"].config.beta
 
 
 def test_outputs_are_of_these_settings(recorded):

@@ -1,7 +1,7 @@
 """GraderLab: train against a grader of your own, and watch what it pays drift away from what is true.
 
-A grader is any Python function of a completion and the true answer. It may raise, return nonsense or loop for ever: then
-the run ends and says so, with the completion that did it. Left out: a sandbox; the code is the reader's own.
+A grader is any Python function of a completion and the true answer. It may raise, return nonsense or, as a rule, loop for ever:
+then the run ends and says so, with the completion that did it. Left out: a sandbox; the code is the reader's own.
 """
 
 import copy
@@ -32,7 +32,17 @@ class GraderTraining(Training):
     """
 
     def __init__(self, config: GRPOConfig, policy, task, grader: Callable[[str, str], float]):
-        super().__init__(config, policy, paid_by(checked(grader), task))
+        super().__init__(config, policy, paid_by(self.unless_stopped(checked(grader)), task))
+
+    def unless_stopped(self, grader: Callable[[str, str], float]) -> Callable[[str, str], float]:
+        """A slow grader must not keep Stop waiting for hundreds of calls. `train` takes the interrupt as a stop."""
+
+        def pay(completion: str, answer: str) -> float:
+            if self._stop.is_set():
+                raise KeyboardInterrupt
+            return grader(completion, answer)
+
+        return pay
 
     def record(self, row: dict, rollout: Rollout | None) -> None:
         if rollout is not None:
@@ -163,8 +173,10 @@ on the completion '72;' with the answer '72'
             return as_reward(within(MOST_SECONDS, grader, completion, answer))
         except GraderError as error:
             problem = str(error)
-        except (Exception, SystemExit) as error:
-            problem = f"raised {type(error).__name__} ({error})"
+        except KeyboardInterrupt:  # Ctrl-C: `train` takes it as a stop.
+            raise
+        except BaseException as error:  # On a worker thread, whatever else gets out would leave a run that never ends.
+            problem = f"raised {type(error).__name__} ({str(error)[:200]})"
         raise GraderError(f"your grader {problem} on the completion {completion!r} with the answer {answer!r}")
 
     return pay
@@ -193,7 +205,10 @@ class _TooLong(BaseException):
 
 
 def within(seconds: float, function: Callable, *arguments):
-    """Call a function, and break off where it loops for longer. Only Python code can be broken off, not a long sleep."""
+    """Call a function, and break off where it loops for longer. Only Python code can be broken off.
+
+    A long sleep, and code that catches everything, are found out when they come back.
+    """
     end = time.monotonic() + seconds
 
     def trace(frame, event, argument):
@@ -204,7 +219,10 @@ def within(seconds: float, function: Callable, *arguments):
     former = sys.gettrace()
     sys.settrace(trace)
     try:
-        return function(*arguments)
+        result = function(*arguments)
+        if time.monotonic() > end:
+            raise _TooLong
+        return result
     except _TooLong:
         raise GraderError(f"ran for more than {seconds:g} seconds (does a loop never end?)") from None
     finally:

@@ -31,7 +31,7 @@ from grpo_core.warm_start import warm_start
 OWN_GROUP = Group(  # What the start policy samples first in a run with seed 0: see outputs/group_example.txt.
     "24+48=", "72", ("72;", "72;", "62;", "62;", "62;", "71;", "61;", "62;"), (1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 )
-LEARNING_RATE = 2e-4  # The same for all: the first step of AdamW moves each weight by just this, whatever the loss.
+LEARNING_RATE = 2e-4  # The same for all: AdamW's first step moves each weight that has a gradient by about this.
 SAMPLED_AT = 0.7
 BATCHES = 6  # Of the start policy's completions, from which critic and reward model have learned before the step.
 NEVER = 1e9  # A value may move as far as it likes.
@@ -161,7 +161,9 @@ def dpo(rollout: Rollout) -> Update:
 
 
 def expert_iteration(rollout: Rollout) -> Update:
-    right = rollout.rewards.flatten() == 1
+    """Each right text counts once, however often it was sampled: here its first copy."""
+    rewards = rollout.rewards.flatten().tolist()
+    right = [i for i, text in enumerate(rollout.texts) if rewards[i] == 1 and text not in rollout.texts[:i]]
     mask = rollout.completion_mask[right]
     return Update(lambda log_probs: imitation_loss(log_probs[:-1][right], mask), int(mask.sum()), temperature=1.0)
 

@@ -66,8 +66,8 @@ class Ledger:
 
     Attributes:
         rows: one for each measurement; the first is the start policy. Columns: completions (sampled), verdicts (calls of
-            the verifier), answers (true answers seen), gradient_steps (on the policy), tokens (completion tokens that these
-            steps trained on), accuracy with accuracy_low and accuracy_high, and what the method adds.
+            the verifier), answers (true answers seen, counted each time), gradient_steps (on the policy), tokens (completion
+            tokens that these steps trained on), accuracy with accuracy_low and accuracy_high, and what the method adds.
     """
 
     def __init__(self, task, policy, budget: Budget):

@@ -120,7 +120,10 @@ def train_expert_iteration(
 
 
 def train_supervised(task, policy, budget: Budget = Budget(), config: SupervisedConfig = SupervisedConfig()) -> Ledger:
-    """Fine-tune a policy on true answers, in place: as many as the others sample completions, each seen once."""
+    """Fine-tune a policy on true answers, in place: as many as the others sample completions.
+
+    There are fewer problems than that, so some come twice.
+    """
     ledger, optimizer = Ledger(task, policy, budget), adamw(policy, config.learning_rate)
     generator = torch.Generator().manual_seed(budget.seed)
     answers = [Demonstration(problem.prompt, problem.answer + task.decode([task.eos_id])) for problem in task.train]

@@ -1,7 +1,8 @@
 """REINFORCE: make each completion more likely in proportion to its reward, less a baseline. Three baselines to choose from.
 
 It is GRPO without ratio, clip, leash and standard deviation. With the mean of the *other* completions of the group as the
-baseline it is called RLOO. A second gradient step on the same rollout is slightly stale, and nothing here notices.
+baseline it is called RLOO; TRL's RLOO keeps ratio, clip and leash. A second gradient step on the same rollout is slightly
+stale, and nothing here notices.
 """
 
 from dataclasses import dataclass

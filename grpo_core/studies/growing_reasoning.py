@@ -18,7 +18,7 @@ import torch
 from matplotlib.figure import Figure
 
 from grpo_core.config import GRPOConfig
-from grpo_core.evaluate import mean_estimate, proportion
+from grpo_core.evaluate import Estimate, mean_estimate, proportion
 from grpo_core.grpo import grpo_update, sample_iteration, train
 from grpo_core.report import BLUE, GRAY, ORANGE, over_seeds, write_figure, write_json, write_text
 from grpo_core.rollout import Rollout, sample_groups
@@ -117,7 +117,10 @@ def measure(policy, max_new_tokens: int = CONFIG.max_new_tokens, problems: list[
 
 
 def summarize(frame: pd.DataFrame) -> dict[str, float]:
-    """Accuracy, also of each number of swaps; mean lengths; shares: cut off, full chains, chains with 0, 1, … 5 shown cups."""
+    """Accuracy, also of each number of swaps; mean lengths; shares: cut off, full chains, chains with 0, 1, … 5 shown cups.
+
+    A few chains show more than that.
+    """
     right = frame["right"] == 1
     return {
         "accuracy": right.mean(),
@@ -211,9 +214,15 @@ def markdown(history: pd.DataFrame) -> str:
     rows = {"start": {column: start[column].tolist() for column in history}}
     rows |= {run: {column: last(history, run, column) for column in history} for run in history["run"].unique()}
     for name, row in rows.items():
-        cells = [str(mean_estimate(row[column])) for column in ("accuracy", "length", "full", "unfinished")]
-        lines.append("| " + " | ".join([name, *cells]) + " |")
+        cells = [share(row["accuracy"]), mean_estimate(row["length"]), share(row["full"]), share(row["unfinished"])]
+        lines.append("| " + " | ".join(map(str, [name, *cells])) + " |")
     return "\n".join(lines) + "\n"
+
+
+def share(values: list[float]) -> Estimate:
+    """The mean of shares; Student's interval does not know where a share ends."""
+    mean = mean_estimate(values)
+    return Estimate(mean.value, max(mean.low, 0.0), min(mean.high, 1.0))
 
 
 STYLES = [(BLUE, "-"), (ORANGE, "--"), (GRAY, "-."), ("black", ":")]
@@ -235,7 +244,7 @@ def draw_shares(axes, history: pd.DataFrame, run: str = DEFAULT) -> None:
     colors = [ORANGE, "#f0b98d", "#bcbcbc", "#7fb4d6", BLUE]
     layers = axes.stackplot(shares.index, shares.T, colors=colors, edgecolor="white", linewidth=0.5)
     names = ["no cup shown", "1", "2", "3: all of four swaps but one", "4: all of five swaps but one"]
-    axes.legend(layers[::-1], names[::-1], fontsize=7, loc="lower right", framealpha=0.9)
+    axes.legend(layers[::-1], names[::-1], fontsize=7, loc="upper right", framealpha=0.9)  # On the broadest layer.
     axes.set(xlabel="iteration", ylim=(0, 1), xlim=(0, shares.index.max()))
 
 
@@ -291,6 +300,13 @@ def write(folder: Path, seeds: range) -> str:
     write_figure(folder / "growing_reasoning.png", figure(tables["history"], tables["chains"]))
     table = markdown(tables["history"])
     write_text(folder / "growing_reasoning.md", table)
-    settings = {"seeds": list(seeds), "config": dataclasses.asdict(CONFIG), "runs": {k: v.changes for k, v in VARIANTS.items()}}
+    settings = {
+        "seeds": list(seeds),
+        "fresh": list(fresh),
+        "every": EVERY,
+        "least": LEAST,
+        "config": dataclasses.asdict(CONFIG),
+        "runs": {k: v.changes for k, v in VARIANTS.items()},
+    }
     write_settings(folder, settings, "grpo_core.grpo", "grpo_core.shell_game")
     return table

@@ -196,6 +196,7 @@ def write(folder: Path = FOLDER, seeds: Sequence[int] = SEEDS) -> str:
     write_json(folder / "recording.json", kept)
     write_figure(folder / "no_leash.png", goodhart_figure(history))
     settings = {"config": dataclasses.asdict(CONFIG), "ppo": dataclasses.asdict(PPO_BUDGET), "seeds": list(seeds)}
+    settings |= {"betas": BETAS, "few_betas": FEW_BETAS, "bad_update": BAD_UPDATE, "pairs": dataclasses.asdict(PAIR_BUDGET)}
     write_settings(folder, settings, *MODULES)
     return summary(history)
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from grpo_core.provenance import code_version
+from grpo_core.history import TrainingDiverged
+from grpo_core.provenance import code_version, start_policies
 from grpo_core.report import write_json
 
 
@@ -30,7 +31,7 @@ def run_all(function: Callable, jobs: Sequence[tuple], processes: int | None = N
     workers = min(processes or os.cpu_count() or 1, len(jobs), 8)
     context = multiprocessing.get_context("spawn")  # A forked torch may hang.
     with ProcessPoolExecutor(max(workers, 1), context, torch.set_num_threads, (1,)) as pool:
-        futures = [pool.submit(function, *job) for job in jobs]
+        futures = [pool.submit(_call, function, *job) for job in jobs]
         try:
             for future in tqdm(as_completed(futures), total=len(jobs), unit="run"):
                 future.result()
@@ -40,6 +41,15 @@ def run_all(function: Callable, jobs: Sequence[tuple], processes: int | None = N
     return [future.result() for future in futures]
 
 
+def _call(function: Callable, *job):
+    try:
+        return function(*job)
+    except TrainingDiverged as error:  # It holds a whole history, and does not survive the way between processes.
+        raise FloatingPointError(str(error)) from None
+
+
 def write_settings(folder: Path, settings: dict, *modules: str) -> None:
-    """Write settings.json: the settings of a study, and the version of the code that `modules` and their imports make up."""
-    write_json(folder / "settings.json", {"code": code_version(*modules), "modules": modules, **settings})
+    """Write settings.json: the settings of a study, the version of the code that `modules` and their imports make up, and
+    that of the start policies."""
+    made_by = {"code": code_version(*modules), "modules": modules, "start_policies": start_policies()}
+    write_json(folder / "settings.json", made_by | settings)

@@ -100,7 +100,7 @@ def measure(task, method: str) -> Bill:
         with no_evaluation(), Meter(policy, shared) as meter:
             result = METHODS[method](task, policy, BUDGET)
         meters.append(meter)
-    return Bill(method, *meters, getattr(result, "spent", {}).get("answers", 0))
+    return Bill(method, *meters, result.spent["answers"])
 
 
 def clock(task, seeds: Sequence[int] = SEEDS) -> pd.DataFrame:

@@ -5,6 +5,7 @@ import html
 import re
 import sys
 import threading
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -129,6 +130,15 @@ def loops(completion, answer):
             pass
 
 
+def leaves(completion, answer):
+    raise BaseException("not even an Exception")
+
+
+def sleeps(completion, answer):
+    time.sleep(0.1)
+    return 1.0
+
+
 BAD = {
     "raised KeyError": raises,
     "raised SystemExit (done)": exits,
@@ -142,22 +152,39 @@ BAD = {
     "returned '1', not a number": lambda completion, answer: "1",
     "returned Ellipsis, not a number": lambda completion, answer: ...,
     "returned [1.0], not a number": lambda completion, answer: [1.0],
+    "raised BaseException (not even an Exception)": leaves,
+    "raised ValueError (xxx": lambda completion, answer: (_ for _ in ()).throw(ValueError("x" * 10**6)),
     "ran for more than 0.05 seconds": loops,
+    "ran for more than 0.05 seconds (": sleeps,
 }
 
 
 @pytest.mark.parametrize("said", BAD)
 def test_a_bad_grader_ends_the_run_and_says_why_and_on_what(lab, monkeypatch, said):
-    monkeypatch.setattr(grader_lab, "MOST_SECONDS", 0.05 if BAD[said] is loops else 60)
+    monkeypatch.setattr(grader_lab, "MOST_SECONDS", 0.05 if BAD[said] in (loops, sleeps) else 60)
     panel = lab(BAD[said])
     panel.run_button.click()
     panel.training.wait()
     assert panel.training.state == "failed" and "your grader " + said in panel.training.problem
     completion, answer = re.search(r"on the completion '(.*)' with the answer '(\d+)'", panel.training.problem).groups()
     assert set(completion) <= set(Addition.vocab) and answer == "72"
-    assert html.escape("your grader " + said) in panel.html.value
+    assert html.escape("your grader " + said) in panel.html.value and len(panel.training.problem) < 1000
     assert panel.progress_text.value == "failed at iteration 0 of 2"
     assert not panel.run_button.disabled and panel.stop_button.disabled
+
+
+def test_stop_does_not_wait_for_a_slow_grader(lab):
+    calls = []
+
+    def stops(completion, answer):
+        calls.append(completion)
+        panel.stop_button.click()
+        return exact(completion, answer)
+
+    panel = lab(stops)
+    panel.run_button.click()
+    panel.training.wait()
+    assert panel.training.state == "stopped" and len(calls) == 1 and not panel.run_button.disabled
 
 
 def test_after_a_bad_grader_run_works_again(lab):

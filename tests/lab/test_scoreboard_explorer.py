@@ -59,7 +59,6 @@ CONSTANT = {  # The same on all three tokens: of a right completion, and of a wr
     "RLOO": (1 - 1 / 7, -2 / 7),
     "REINFORCE, batch mean": (0.75, -0.25),
     "REINFORCE, no baseline": (1.0, 0.0),
-    "expert iteration": (1.0, 0.0),
 }
 
 
@@ -68,6 +67,12 @@ def test_push_is_the_advantage(method):
     right, wrong = CONSTANT[method]
     expected = torch.tensor([right if i in RIGHT else wrong for i in range(8)] + [0.0], dtype=torch.float64)
     assert torch.allclose(pushes(method), expected.unsqueeze(1).expand(9, 3), atol=1e-4)
+
+
+def test_expert_iteration_imitates_each_right_text_once():
+    expected = torch.zeros(9, 3, dtype=torch.float64)
+    expected[RIGHT[0]] = 1.0
+    assert torch.allclose(pushes("expert iteration"), expected)
 
 
 def test_dpo_pushes_as_many_wrong_completions_as_there_are_right_ones():
