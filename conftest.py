@@ -1,7 +1,8 @@
 """Notebooks are tests: nbval runs each cell and compares its output with the saved one.
 
 After the last cell the kernel must not have grown beyond what a small laptop can spare. And readers go back, and run cells
-twice: so each notebook is run again in the same kernel, forward and then backward, and must raise nothing new.
+twice: so each notebook is run again in the same kernel, forward and then backward, and must raise nothing new. (Cells tagged
+slow, which train for many seconds, run forward once only.)
 """
 
 from collections import defaultdict
@@ -50,9 +51,14 @@ def _again(notebook, cells):
         options = defaultdict(bool, {**options, "check": False})
         return IPyNbCell.from_parent(notebook, name=name, cell_num=number, cell=cell, options=options)
 
-    quick = [cell for cell in cells if "nbval-ignore-output" not in cell.cell.metadata.get("tags", [])]
+    def without(tag):
+        return [cell for cell in cells if tag not in cell.cell.metadata.get("tags", [])]
+
     return [
         item("memory", len(cells), MEMORY, {}),
-        *(item(f"{cell.name}, again", cell.cell_num, cell.cell, cell.options) for cell in cells),
-        *(item(f"{cell.name}, backward", cell.cell_num, cell.cell, cell.options) for cell in reversed(quick)),
+        *(item(f"{cell.name}, again", cell.cell_num, cell.cell, cell.options) for cell in without("slow")),
+        *(
+            item(f"{cell.name}, backward", cell.cell_num, cell.cell, cell.options)
+            for cell in reversed(without("nbval-ignore-output"))
+        ),
     ]

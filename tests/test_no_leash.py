@@ -173,7 +173,7 @@ def test_write_leaves_tables_recording_figure_and_settings(short, start, tmp_pat
     assert {run: len(entries) for run, entries in kept.items()} == {"beta 0": 1, "beta 0.3": 1}
     assert (tmp_path / "no_leash.png").read_bytes().startswith(b"\x89PNG")
     settings = json.loads((tmp_path / "settings.json").read_text(encoding="utf-8"))
-    assert settings["seeds"] == [0, 1] and settings["modules"] == ["grpo_core.studies.no_leash"]
+    assert settings["seeds"] == [0, 1] and settings["modules"] == list(study.MODULES)
 
 
 def test_start_policy_of_seed_0_is_the_shipped_one(start):

@@ -39,7 +39,9 @@ def plot_closed_form(curve: pd.DataFrame, trained: pd.DataFrame, crossing: float
     left.axvline(crossing, color="black", linewidth=0.6)
     left.invert_xaxis()
     left.legend(frameon=False, fontsize=8, loc="upper left")
-    _finish(left, xlabel="beta (the leash gets looser to the right)", ylabel="mean reward", xscale="log", ylim=(0, 1.6))
+    left.set_xscale("log")
+    left.set_xticks([1, 0.3, 0.1, 0.05], ["1", "0.3", "0.1", "0.05"])
+    _finish(left, xlabel="beta (the leash gets looser to the right)", ylabel="mean reward", ylim=(0, 1.6))
     _finish(right, xlabel="KL(policy ‖ reference), nats")
 
 
