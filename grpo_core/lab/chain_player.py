@@ -7,7 +7,6 @@ asks of the policy, and what small steps spare it. Left out: how the runs were m
 import html
 import json
 import re
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +14,9 @@ from pathlib import Path
 import ipywidgets as W
 
 from grpo_core.lab.panel import BLUE, GRAY, ORANGE, Panel, button, figure_html, table_html
+from grpo_core.lab.player import Player
 from grpo_core.shell_game import CUPS, SWAPS, follow
 
-PLAY_SECONDS = 0.8
 NOT_SHOWN = "·"
 
 
@@ -53,7 +52,7 @@ class ChainPlayer(Panel):
         ValueError: no frames, or a prompt that is not a cup and swaps.
     """
 
-    _stop: threading.Event | None = None
+    player: Player | None = None
 
     def __init__(self, frames: Sequence[Frame]):
         if not frames:
@@ -64,9 +63,10 @@ class ChainPlayer(Panel):
         self.guesses: dict[str, int | None] = {}  # By prompt; None is a reader who would rather see.
         iterations = [(str(frame.iteration), i) for i, frame in enumerate(self.frames)]
         self.slider = W.SelectionSlider(options=iterations, description="iteration")
-        self.back = button("◀ Back", lambda: self.move(-1), "previous iteration")
-        self.step = button("Step ▶", lambda: self.move(+1), "next iteration")
-        self.play = button("Play", self.toggle_play, "step by itself, or stop")
+        self.player = Player(self.slider, len(self.frames) - 1)
+        self.back = button("◀ Back", lambda: self.player.move(-1), "previous iteration")
+        self.step = button("Step ▶", lambda: self.player.move(+1), "next iteration")
+        self.play = self.player.button
         self.cup_buttons = [button(f"cup {cup}", lambda cup=cup: self.guess(int(cup))) for cup in CUPS]
         self.show = button("show me", lambda: self.guess(None), "show the chains without a guess")
         self.slider.observe(self.refresh, "value")
@@ -89,33 +89,9 @@ class ChainPlayer(Panel):
         self.guesses.setdefault(self.frame.prompt, cup)
         self.refresh()
 
-    def move(self, by: int) -> None:
-        self.slider.value = min(len(self.frames) - 1, max(0, self.slider.value + by))
-
-    def toggle_play(self) -> None:
-        """Step until the end; pressed again, stop."""
-        if self._stop is not None:
-            self._halt()
-            return
-        self._stop = threading.Event()
-        self.play.description = "Stop"
-        self.slider.value = 0 if self.frame is self.frames[-1] else self.slider.value
-        threading.Thread(target=self._step_by_itself, args=(self._stop,), daemon=True).start()
-
-    def _step_by_itself(self, stop: threading.Event) -> None:
-        """Each run has an event of its own: a new Play must not revive a thread that was told to stop."""
-        while self.frame is not self.frames[-1] and not stop.wait(PLAY_SECONDS):
-            self.move(+1)
-        if not stop.is_set():
-            self._halt()
-
-    def _halt(self) -> None:
-        if self._stop is not None:
-            self._stop.set()
-            self._stop, self.play.description = None, "Play"
-
     def close(self) -> None:
-        self._halt()
+        if self.player is not None:
+            self.player.halt()
         super().close()
 
     def view(self) -> str:

@@ -1,7 +1,6 @@
 """GroupStepper: walk through a group one completion at a time and watch each advantage come about."""
 
 import html
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -10,6 +9,7 @@ import torch
 
 from grpo_core.advantages import group_advantages
 from grpo_core.lab.panel import BLUE, GRAY, ORANGE, Panel, button, figure_html, table_html
+from grpo_core.lab.player import Player
 from grpo_core.rollout import Rollout, sample_groups
 from grpo_core.task import Addition, Problem
 from grpo_core.warm_start import warm_start
@@ -45,14 +45,16 @@ class GroupStepper(Panel):
         policy: what fresh groups are sampled from; the start policy by default.
     """
 
+    player: Player | None = None
+
     def __init__(self, group: Group = RECORDED_GROUP, policy=None):
         self.first, self.group, self.policy = group, group, policy
-        self._stop = None
         last = len(group.texts) - 1
         self.slider = W.IntSlider(value=0, min=0, max=last, description="sample", readout=False)
-        self.back = button("◀ Back", lambda: self.move(-1), "previous sample")
-        self.next = button("Next ▶", lambda: self.move(+1), "next sample")
-        self.play = button("Play", self.toggle_play, "step by itself, or stop")
+        self.player = Player(self.slider, last)
+        self.back = button("◀ Back", lambda: self.player.move(-1), "previous sample")
+        self.next = button("Next ▶", lambda: self.player.move(+1), "next sample")
+        self.play = self.player.button
         self.rewards = W.Text(value=_join(group.rewards), description="rewards", continuous_update=False)
         self.scale = W.Dropdown(options=list(SCALES), description="divide by")
         self.std_eps = W.Dropdown(options=[0.0, 1e-8, 1e-4, 1e-2, 1.0], value=1e-4, description="std eps")
@@ -70,33 +72,9 @@ class GroupStepper(Panel):
         rewards = torch.tensor([self.group.rewards])
         return group_advantages(rewards, scale, self.std_eps.value, correction)[0].tolist()
 
-    def move(self, by: int) -> None:
-        self.slider.value = min(self.slider.max, max(0, self.slider.value + by))
-
-    def toggle_play(self) -> None:
-        """Step once in 0.8 seconds until the end; pressed again, stop."""
-        if self._stop is not None:
-            self._halt()
-            return
-        self._stop = threading.Event()
-        self.play.description = "Stop"
-        self.slider.value = 0 if self.slider.value == self.slider.max else self.slider.value
-        threading.Thread(target=self._step_by_itself, args=(self._stop,), daemon=True).start()
-
-    def _step_by_itself(self, stop: threading.Event) -> None:
-        """Each run has an event of its own: a new Play must not revive a thread that was told to stop."""
-        while self.slider.value < self.slider.max and not stop.wait(0.8):
-            self.move(+1)
-        if not stop.is_set():
-            self._halt()
-
-    def _halt(self) -> None:
-        if self._stop is not None:
-            self._stop.set()
-        self._stop, self.play.description = None, "Play"
-
     def close(self) -> None:
-        self._halt()
+        if self.player is not None:
+            self.player.halt()
         super().close()
 
     def sample(self) -> None:

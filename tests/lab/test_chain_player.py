@@ -10,6 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from grpo_core.lab import chain_player, panel
+from grpo_core.lab import player as player_module
 from grpo_core.lab.chain_player import ChainPlayer, Frame, line_up, mark, verdict
 
 # 2bafd: b swaps 1 and 3, a swaps 1 and 2, f swaps 3 and 4, d swaps 2 and 3. By hand, the ball is under 2, 2, 1, 1, 1.
@@ -96,19 +97,19 @@ def test_a_reader_who_will_not_guess_is_not_judged(player):
 def test_the_first_guess_counts_for_all_iterations(player):
     player.guess(3)
     player.guess(1)
-    player.move(+1)
+    player.player.move(+1)
     assert "You guessed cup 3: <b>✗ wrong</b>" in player.html.value
 
 
 def test_another_prompt_is_another_guess():
     player = ChainPlayer([FRAMES[0], replace(FRAMES[1], prompt="1a", answer="2", texts=("=2;",), rewards=(1.0,))])
     player.guess(1)
-    player.move(+1)
+    player.player.move(+1)
     assert "starts under cup 1" in player.html.value and not gives_away(player.html.value)
     assert not any(control.disabled for control in (*player.cup_buttons, player.show))
     player.guess(2)
     assert "You guessed cup 2: <b>✓ right</b>" in player.html.value
-    player.move(-1)
+    player.player.move(-1)
     assert "You guessed cup 1: <b>✓ right</b>" in player.html.value
     player.close()
 
@@ -122,7 +123,7 @@ def test_steps_are_lined_up_below_the_way_and_wrong_ones_carry_a_sign(player):
         [">2=1;", ">2", "·", "·", "=1", "✓ right"],
         [">1=4;", ">1 ✗", "·", "·", "=4 ✗", "✗ wrong"],
     ]
-    player.move(+1)
+    player.player.move(+1)
     assert table(player.html.value)[2:] == [
         [">2>2=1;", ">2", ">2 ✗", "·", "=1", "✓ right"],
         ["=1", "·", "·", "·", "=1", "✗ never ended"],
@@ -149,12 +150,12 @@ def test_both_ends(player):
     player.step.click()
     assert player.frame.iteration == 40 and (player.back.disabled, player.step.disabled) == (False, True)
     for by, end in ((+1, 40), (-100, 0), (-1, 0), (+100, 40)):
-        player.move(by)
+        player.player.move(by)
         assert player.frame.iteration == end
 
 
 def test_play_walks_to_the_end_and_begins_again_from_there(player, monkeypatch):
-    monkeypatch.setattr(chain_player, "PLAY_SECONDS", 0.01)
+    monkeypatch.setattr(player_module, "SECONDS", 0.01)
     for _ in range(2):
         ended, seen = threading.Event(), []
         player.slider.observe(lambda change, seen=seen: seen.append(change["new"]), "value")

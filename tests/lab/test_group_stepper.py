@@ -146,7 +146,7 @@ class Clock(threading.Event):
 
 
 def threads_of(stepper):
-    return [thread for thread in threading.enumerate() if getattr(thread, "_target", None) == stepper._step_by_itself]
+    return [thread for thread in threading.enumerate() if getattr(thread, "_target", None) == stepper.player._step_by_itself]
 
 
 def until(condition):
