@@ -1,6 +1,6 @@
 """The command line: `python -m grpo_core` trains the start policy and writes what happened into outputs/.
 
-With a word after it, it does something else: see COMMANDS.
+With a word after it, it does something else: see COMMANDS. Started by torchrun, several processes train one policy.
 """
 
 import dataclasses
@@ -15,6 +15,7 @@ import torch
 import tyro
 from tqdm import tqdm
 
+from grpo_core import processes
 from grpo_core.checkpoint import CheckpointError, check_same_settings
 from grpo_core.config import GRPOConfig, check_fit
 from grpo_core.evaluate import greedy_accuracy
@@ -31,7 +32,8 @@ class Run:
     """Train the start policy with GRPO; write figures, tables and a worked group.
 
     Other commands, each with its own --help: `python -m grpo_core warm-start` rebuilds the start policy; `sweep`,
-    `scoreboard`, `baselines`, `shopping-list`, `growing-reasoning` and `no-leash` make what notebooks 06 to 08 show.
+    `scoreboard`, `baselines`, `shopping-list`, `growing-reasoning` and `no-leash` make what notebooks 06 to 08 show. `real`
+    trains a model of Hugging Face on word problems, `tiny-llama` makes a small one.
     """
 
     # The settings of GRPO.
@@ -60,6 +62,14 @@ class WarmStart:
 
 
 @dataclass(frozen=True)
+class TinyLlama:
+    """Rebuild the small Llama: train its tokenizer, fine-tune it on generated word problems, and stop early."""
+
+    # Folder for model and tokenizer.
+    output: Path = Path("outputs/tiny_llama")
+
+
+@dataclass(frozen=True)
 class Study:
     """Many runs, compared; tables and figures go into a folder."""
 
@@ -77,11 +87,12 @@ def main(arguments: list[str]) -> None:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # A console that has no × shows a ? instead.
     try:
-        if arguments and arguments[0] in COMMANDS:
-            COMMANDS[arguments[0]](*arguments)
-        else:
-            run(parse(arguments))
-    except (ValueError, CheckpointError, FloatingPointError, OSError) as error:
+        with processes.joined():
+            if arguments and arguments[0] in COMMANDS:
+                COMMANDS[arguments[0]](*arguments)
+            else:
+                run(parse(arguments))
+    except (ValueError, CheckpointError, FloatingPointError, OSError, processes.ProcessLost) as error:
         sys.exit(f"error: {error}")
 
 
@@ -113,7 +124,8 @@ def run(settings: Run) -> None:
     """Train once for each seed and write the results, also when it was stopped or went wrong."""
     config = settings.config
     prepare(settings)
-    print(announce(settings))
+    if processes.rank() == 0:
+        print(announce(settings))
     histories: dict[int, History] = {}
     diverged = False
     try:
@@ -125,7 +137,7 @@ def run(settings: Run) -> None:
         histories[seed], diverged = error.history, True
         raise
     finally:
-        if any(history.rows for history in histories.values()):
+        if any(history.rows for history in histories.values()) and processes.rank() == 0:
             print(conclude(settings, histories, diverged))
 
 
@@ -134,6 +146,8 @@ def prepare(settings: Run) -> None:
     if settings.seeds < 1:
         raise ValueError(f"seeds must be at least 1, got {settings.seeds}")
     check_fit(settings.config, Addition(), warm_start())
+    if processes.rank() > 0:
+        return
     checkpoints = settings.checkpoint(0).parent
     checkpoints.mkdir(parents=True, exist_ok=True)
     if not settings.resume:
@@ -154,10 +168,11 @@ def train_seed(settings: Run, config: GRPOConfig) -> History:
     """One run with its progress bar; the worked group is written as soon as it is sampled."""
     task, checkpoint = Addition(), settings.checkpoint(config.seed)
     resume = settings.resume and checkpoint.exists()  # A run may be stopped before its first checkpoint.
-    with tqdm(total=config.iterations, unit="iteration", desc=f"seed {config.seed}") as bar:
+    first = processes.rank() == 0
+    with tqdm(total=config.iterations, unit="iteration", desc=f"seed {config.seed}", disable=not first) as bar:
 
         def show(row, rollout):
-            if row["iteration"] == 1 and config.seed == settings.config.seed:
+            if row["iteration"] == 1 and config.seed == settings.config.seed and first:
                 heading = f"A group of iteration 1, seed {config.seed}, sampled at temperature {config.temperature:g}.\n\n"
                 write_text(settings.output / "group_example.txt", heading + group_example(rollout, config))
             bar.n = row["iteration"]
@@ -197,6 +212,7 @@ def conclude(settings: Run, histories: dict[int, History], diverged: bool) -> st
 
 def rebuild(name: str, *arguments: str) -> None:
     """`warm-start`: fine-tune and save a start policy."""
+    check_alone(name)
     settings = tyro.cli(WarmStart, prog=f"python -m grpo_core {name}", args=arguments)
     task = Addition()
     print(f"Fine-tuning a fresh TinyGPT for {settings.steps} steps on {len(task.train)} sums …")
@@ -207,6 +223,7 @@ def rebuild(name: str, *arguments: str) -> None:
 
 def study(name: str, *arguments: str) -> None:
     """A module of `grpo_core.studies` by its name: its `write(folder, seeds)` with the folder and seeds asked for."""
+    check_alone(name)
     module = importlib.import_module(f"grpo_core.studies.{name.replace('-', '_')}")
     default = Study(module.FOLDER, len(module.SEEDS), module.SEEDS[0])
     settings = tyro.cli(Study, prog=f"python -m grpo_core {name}", description=module.__doc__, args=arguments, default=default)
@@ -216,8 +233,34 @@ def study(name: str, *arguments: str) -> None:
     print(settings.output)
 
 
+def real(name: str, *arguments: str) -> None:
+    """`real`: train a model of Hugging Face."""
+    bridge("real").main(name, *arguments)
+
+
+def tiny_llama(name: str, *arguments: str) -> None:
+    """`tiny-llama`: rebuild the small half-taught Llama, a model for `real` that needs no download."""
+    check_alone(name)
+    tiny = bridge("tiny")
+    settings = tyro.cli(TinyLlama, prog=f"python -m grpo_core {name}", args=arguments)
+    print(tiny.rebuild(settings.output))
+    print(settings.output)
+
+
+def bridge(module: str):
+    try:
+        return importlib.import_module(f"grpo_core.bridge.{module}")
+    except ModuleNotFoundError as error:
+        raise ValueError(f'real models need further packages ({error.name}): pip install -e ".[real]"') from error
+
+
+def check_alone(name: str) -> None:
+    if processes.count() > 1:
+        raise ValueError(f"{name} runs in one process: start it without torchrun")
+
+
 STUDIES = ("sweep", "scoreboard", "baselines", "shopping-list", "growing-reasoning", "no-leash")
-COMMANDS = {"warm-start": rebuild, **dict.fromkeys(STUDIES, study)}
+COMMANDS = {"warm-start": rebuild, "real": real, "tiny-llama": tiny_llama, **dict.fromkeys(STUDIES, study)}
 
 
 if __name__ == "__main__":

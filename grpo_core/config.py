@@ -7,6 +7,7 @@ from typing import Literal, get_args, get_origin
 
 import torch
 
+from grpo_core import processes
 from grpo_core.rollout import check_temperature
 from grpo_core.surrogate import clip_range
 
@@ -95,6 +96,8 @@ POSITIVE = {"learning_rate", "max_grad_norm"}
 
 def check_fit(config: GRPOConfig, task, policy) -> None:
     """Say before any work what cannot work with this task, policy or machine; raises a ValueError."""
+    if config.prompts_per_iteration < processes.count():
+        raise ValueError(f"prompts_per_iteration must be at least {processes.count()}: each process needs a group of its own")
     if config.prompts_per_iteration > len(task.train):
         raise ValueError(f"prompts_per_iteration must be at most {len(task.train)}, the number of training problems")
     prompt = max((problem.prompt for problem in task.train), key=len)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from grpo_core import processes
 from grpo_core.rollout import device_of, encode_prompts, generate, sample_groups, token_log_probs
 from grpo_core.task import Problem
 
@@ -73,10 +74,14 @@ def greedy_completions(policy, task, problems: Sequence[Problem]) -> list[str]:
 
 
 def greedy_accuracy(policy, task, problems: Sequence[Problem]) -> Estimate:
-    """Share of problems that the greedy completion gets right, with its 95 % interval over problems."""
-    completions = greedy_completions(policy, task, problems)
-    right = sum(task.verify(text, problem.answer) for text, problem in zip(completions, problems))
-    return proportion(int(right), len(problems))
+    """Share of problems that the greedy completion gets right, with its 95 % interval over problems.
+
+    Several processes divide the problems between them; all of them must call it.
+    """
+    own = processes.share(problems)
+    completions = greedy_completions(policy, task, own) if own or not problems else []
+    right = sum(task.verify(text, problem.answer) for text, problem in zip(completions, own))
+    return proportion(int(processes.add_up_numbers({"right": right})["right"]), len(problems))
 
 
 def pass_at_k(

@@ -1,7 +1,7 @@
 """GRPO: sample groups, compare each completion with its own group, move the policy, stay close to the start.
 
 The whole algorithm is this file: `train` repeats `sample_groups` and `grpo_update`; `grpo_update` takes gradient steps on
-`grpo_loss`. Left out: a critic (the group's mean replaces it), reward models, several machines.
+`grpo_loss`. Left out: a critic (the group's mean replaces it) and reward models.
 """
 
 import copy
@@ -14,13 +14,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from grpo_core import processes
 from grpo_core.advantages import group_advantages
 from grpo_core.checkpoint import load_checkpoint, save_checkpoint
 from grpo_core.config import GRPOConfig, check_fit
 from grpo_core.evaluate import greedy_accuracy
 from grpo_core.history import History, TrainingDiverged, describe
 from grpo_core.kl import kl_estimate
-from grpo_core.rollout import Rollout, sample_groups, token_log_probs
+from grpo_core.rollout import Rollout, parts, sample_groups, take, token_log_probs
 from grpo_core.surrogate import clip_binds, clipped_surrogate
 
 
@@ -117,7 +118,8 @@ def grpo_loss(
 def grpo_update(policy, reference, optimizer, rollout: Rollout, config: GRPOConfig) -> dict[str, float]:
     """Improve the policy on one rollout: `inner_epochs` gradient steps on `grpo_loss`.
 
-    It knows nothing of the task. Any policy will do that `token_log_probs` can score.
+    It knows nothing of the task. Any policy will do that `token_log_probs` can score. Of several processes, each gives its
+    own rollout, of whole groups, and all take the same step: that of one process with all the groups.
 
     Args:
         policy: changed in place.
@@ -134,22 +136,21 @@ def grpo_update(policy, reference, optimizer, rollout: Rollout, config: GRPOConf
         FloatingPointError: loss or gradient is not finite. The policy is left as it was before that step.
     """
 
-    def score(model, rows: slice) -> Tensor:
-        prompt_mask = None if rollout.prompt_mask is None else rollout.prompt_mask[rows]
-        return token_log_probs(model, rollout.prompt_ids[rows], rollout.completion_ids[rows], rollout.temperature, prompt_mask)
-
     steps = []
-    size = config.micro_batch or len(rollout.completion_ids)
-    parts = [slice(start, start + size) for start in range(0, len(rollout.completion_ids), size)]
+    tokens, completions = processes.shares(rollout.completion_mask)  # Of those of all processes; alone, 1.
+    share = tokens if config.aggregation == "token" else completions
+    batch = parts(len(rollout.completion_ids), config.micro_batch)
     with torch.no_grad():
-        ref_log_probs = [None if reference is None else score(reference, rows) for rows in parts]
+        ref_log_probs = [None if reference is None else score(reference, rollout, rows) for rows in batch]
     for _ in range(config.inner_epochs):
         optimizer.zero_grad()
         step = Counter()
-        for rows, ref in zip(parts, ref_log_probs):
-            loss, metrics = grpo_loss(score(policy, rows), rollout, ref, config, rows)
-            loss.backward()
-            step.update(metrics)
+        for rows, ref in zip(batch, ref_log_probs):
+            loss, metrics = grpo_loss(score(policy, rollout, rows), rollout, ref, config, rows)
+            (share * loss).backward()
+            step.update({name: (share if name == "loss" else tokens) * value for name, value in metrics.items()})
+        processes.add_up_gradients(policy.parameters())
+        step = processes.add_up_numbers(step)
         step["grad_norm"] = torch.nn.utils.clip_grad_norm_(policy.parameters(), config.max_grad_norm).item()
         if not (math.isfinite(step["loss"]) and math.isfinite(step["grad_norm"])):
             optimizer.zero_grad()
@@ -161,6 +162,12 @@ def grpo_update(policy, reference, optimizer, rollout: Rollout, config: GRPOConf
     return means if reference is None else means | {"kl": steps[0]["kl"]}  # Unbiased on the policy's own samples only.
 
 
+def score(policy, rollout: Rollout, rows: slice) -> Tensor:
+    """Log-probs of some rows of a rollout under a policy, at the temperature at which they were sampled."""
+    ids = rollout.prompt_ids[rows], rollout.completion_ids[rows]
+    return token_log_probs(policy, *ids, rollout.temperature, take(rollout.prompt_mask, rows))
+
+
 def train(
     task,
     policy,
@@ -169,36 +176,39 @@ def train(
     should_stop: Callable[[], bool] | None = None,
     checkpoint: Path | str | None = None,
     resume: bool = False,
+    checkpoint_every: int = 1,
 ) -> History:
     """Train a policy with GRPO, in place. The start policy is kept as the frozen reference.
+
+    Several processes that call it together train one policy: see processes.py.
 
     Args:
         task: gives `train`, the evaluation problems, and what `sample_groups` needs.
         policy: changed in place, and moved to `config.device`.
         config: all settings.
-        on_iteration: called with the new row of the history and the rollout it came from (None at iteration 0).
-        should_stop: asked before each iteration; true ends the run.
+        on_iteration: called with the new row of the history and the rollout it came from (None at iteration 0). Of several
+            processes, each is called with the common row and its own rollout.
+        should_stop: asked before each iteration; true ends the run, on one process or on all.
         checkpoint: a file that is written after each iteration.
         resume: continue from that file. The result is that of a run that was never interrupted.
+        checkpoint_every: write it only after every so many iterations, and after the last: for large policies.
 
     Returns:
         The history. After a stop or Ctrl-C it ends early, and the policy is whole and usable.
 
     Raises:
         TrainingDiverged: a loss, gradient or logit is not finite. It carries the history up to there.
+        ProcessLost: another process has ended.
         CheckpointError: there is nothing to resume, or it does not fit.
         ValueError: `resume` without a checkpoint, or settings that do not fit task, policy or machine.
     """
     check_fit(config, task, policy)
-    policy.to(config.device)
-    reference = copy.deepcopy(policy).requires_grad_(False)
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=config.learning_rate, weight_decay=0.0, fused=True)
+    reference, optimizer, state = begin(policy, config)
     generator = torch.Generator(config.device).manual_seed(config.seed)
-    parts = {"policy": policy, "reference": reference, "optimizer": optimizer}
-    history = History(load_checkpoint(checkpoint, config, parts, generator) if resume else [])
+    history = History(load_checkpoint(checkpoint, config, state, generator) if resume else [])
     try:
         for iteration in range(len(history.rows), config.iterations + 1):
-            if should_stop is not None and should_stop():
+            if should_stop is not None and processes.any_of(should_stop()):
                 break
             start, row, rollout = time.perf_counter(), {"iteration": iteration}, None
             measure = iteration % config.evaluate_every == 0 or iteration == config.iterations
@@ -213,8 +223,9 @@ def train(
             history.rows.append(row | {"seconds": time.perf_counter() - start})
             if on_iteration is not None:
                 on_iteration(history.rows[-1], rollout)
-            if checkpoint is not None:
-                save_checkpoint(checkpoint, config, parts, generator, history.rows)
+            due = iteration % checkpoint_every == 0 or iteration == config.iterations
+            if checkpoint is not None and due and processes.rank() == 0:
+                save_checkpoint(checkpoint, config, state, generator, history.rows)
     except FloatingPointError as error:
         raise TrainingDiverged(iteration, error, config, checkpoint, history) from error
     except KeyboardInterrupt:
@@ -222,12 +233,22 @@ def train(
     return history
 
 
+def begin(policy, config: GRPOConfig):
+    """The frozen reference, the optimizer, and all that a checkpoint must keep. A policy may bring its own reference, or none."""
+    policy.to(config.device)
+    processes.start_alike(policy)
+    reference = policy.reference() if hasattr(policy, "reference") else copy.deepcopy(policy).requires_grad_(False)
+    trained = [weight for weight in policy.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=config.learning_rate, weight_decay=0.0, fused=True)
+    state = {"policy": policy, "optimizer": optimizer, "reference": reference}
+    return reference, optimizer, {name: part for name, part in state.items() if part is not None}
+
+
 def check_alive(policy, rollout: Rollout) -> None:
     """A step may be finite and yet ruin the policy. That must not become the last good checkpoint."""
-    prompt_mask = None if rollout.prompt_mask is None else rollout.prompt_mask[:1]
     with torch.no_grad():
-        scores = token_log_probs(policy, rollout.prompt_ids[:1], rollout.completion_ids[:1], rollout.temperature, prompt_mask)
-    if not torch.isfinite(scores).all():
+        scores = score(policy, rollout, slice(1))
+    if processes.any_of(not torch.isfinite(scores).all()):
         raise FloatingPointError("the step left a policy whose log-probs are not finite")
 
 
@@ -238,9 +259,14 @@ def set_learning_rate(optimizer, config: GRPOConfig, iteration: int) -> None:
 
 
 def sample_iteration(policy, task, config: GRPOConfig, generator: torch.Generator, iteration: int) -> Rollout:
-    """Groups for training problems drawn without repetition. The first batch holds the task's example, if it has one."""
+    """Groups for training problems drawn without repetition. The first batch holds the task's example, if it has one.
+
+    All processes draw the same problems; each samples the groups of its share.
+    """
     order = torch.randperm(len(task.train), generator=generator, device=generator.device)
     problems = [task.train[i] for i in order[: config.prompts_per_iteration].tolist()]
     if iteration == 1 and hasattr(task, "example"):
         problems[0] = task.example
-    return sample_groups(policy, task, problems, config.group_size, config.temperature, config.max_new_tokens, generator)
+    own, noise = processes.share(problems), processes.own_generator(generator)
+    sampling = config.group_size, config.temperature, config.max_new_tokens, noise, config.micro_batch
+    return sample_groups(policy, task, own, *sampling)

@@ -1,12 +1,14 @@
 """What a run leaves behind: one row of measurements for each iteration, and the error that ends a run gone wrong."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pandas as pd
 import torch
 
+from grpo_core import processes
 from grpo_core.advantages import flat_groups
-from grpo_core.rollout import Rollout
+from grpo_core.rollout import Rollout, is_eos
 
 
 @dataclass
@@ -41,16 +43,18 @@ COLUMNS = [
 ]  # fmt: skip
 
 
-def describe(rollout: Rollout, eos_id: int) -> dict[str, float]:
-    """The columns that can be read off a rollout before any update."""
+def describe(rollout: Rollout, eos_id: int | Sequence[int]) -> dict[str, float]:
+    """The columns that can be read off a rollout before any update, of all processes together."""
     mask = rollout.completion_mask
-    return {
-        "reward": rollout.rewards.mean().item(),
-        "flat_groups": flat_groups(rollout.rewards).float().mean().item(),
-        "entropy": -torch.where(mask, rollout.old_log_probs, 0.0).sum().item() / mask.sum().item(),
-        "completion_length": mask.sum(dim=1).float().mean().item(),
-        "unfinished": (rollout.completion_ids != eos_id).all(dim=1).float().mean().item(),
+    tokens, rows = processes.shares(mask)
+    here = {
+        "reward": rows * rollout.rewards.mean().item(),
+        "flat_groups": rows * flat_groups(rollout.rewards).float().mean().item(),
+        "entropy": tokens * -torch.where(mask, rollout.old_log_probs, 0.0).sum().item() / mask.sum().item(),
+        "completion_length": rows * mask.sum(dim=1).float().mean().item(),
+        "unfinished": rows * (~is_eos(rollout.completion_ids, eos_id)).all(dim=1).float().mean().item(),
     }
+    return processes.add_up_numbers(here)
 
 
 class TrainingDiverged(FloatingPointError):

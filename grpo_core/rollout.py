@@ -55,17 +55,20 @@ def sample_groups(
     temperature: float = 0.7,
     max_new_tokens: int | None = None,
     generator: torch.Generator | None = None,
+    micro_batch: int | None = None,
 ) -> Rollout:
     """Sample a group of completions for each problem and let the task's verifier reward them.
 
     Args:
-        policy: a TinyGPT, or a module that is called like one and keeps its keys and values in a `KVCache`.
-        task: gives `encode`, `decode`, `verify`, `eos_id`.
+        policy: a TinyGPT, a module that is called like one and keeps its keys and values in a `KVCache`, or one that brings
+            its own `complete`, as `bridge.CausalLM` does.
+        task: gives `encode`, `decode`, `verify`, `eos_id` (one id, or several that all end a completion).
         problems: one group is sampled for each.
         group_size: completions in a group.
         temperature: the logits are divided by it; below 1 the policy is sharper, above 1 flatter.
         max_new_tokens: a completion is cut off here; the task's own limit by default.
         generator: the source of randomness, on the policy's device. It moves on with each call.
+        micro_batch: completions scored at a time; give an update the same number, and its first ratio is exactly 1.
 
     Raises:
         ValueError: `group_size` < 2, `temperature` <= 0, `max_new_tokens` < 1, no problems, or more tokens than the policy's
@@ -87,8 +90,6 @@ def sample_groups(
     completion_ids = generate(policy, prompt_ids, prompt_mask, group_size, length, task.eos_id, draw)
     prompt_ids = prompt_ids.repeat_interleave(group_size, dim=0)
     prompt_mask = None if prompt_mask is None else prompt_mask.repeat_interleave(group_size, dim=0)
-    with torch.no_grad():  # Scored as an update scores, so that the first ratio is exactly 1 (without micro-batches).
-        old_log_probs = token_log_probs(policy, prompt_ids, completion_ids, temperature, prompt_mask)
     texts = [task.decode(row) for row in completion_ids.tolist()]
     answers = [problem.answer for problem in problems for _ in range(group_size)]
     rewards = torch.tensor([float(task.verify(*pair)) for pair in zip(texts, answers)], device=prompt_ids.device)
@@ -96,7 +97,7 @@ def sample_groups(
         prompt_ids=prompt_ids,
         completion_ids=completion_ids,
         completion_mask=through_eos(completion_ids, task.eos_id),
-        old_log_probs=old_log_probs,
+        old_log_probs=score_in_parts(policy, prompt_ids, completion_ids, temperature, prompt_mask, micro_batch),
         rewards=rewards.view(len(problems), group_size),
         temperature=temperature,
         texts=texts,
@@ -120,7 +121,8 @@ def token_log_probs(
 
     Args:
         policy: a module that maps token ids (N, L) to logits (N, L, vocabulary), directly or as `.logits`. With a
-            `prompt_mask` it is also given `attention_mask` and `position_ids`, as Hugging Face models are.
+            `prompt_mask` it is also given `attention_mask` and `position_ids`, as Hugging Face models are. One that brings
+            its own `completion_logits`, as `bridge.CausalLM` does, is asked for those.
         prompt_ids: (N, P).
         completion_ids: (N, T).
         temperature: the one at which the completions were sampled.
@@ -138,9 +140,21 @@ def token_log_probs(
     with eval_mode(policy):
         if isinstance(policy, TinyGPT):
             logits = shared_logits(policy, prompt_ids, completion_ids, prompt_mask)
+        elif hasattr(policy, "completion_logits"):
+            logits = policy.completion_logits(prompt_ids, completion_ids, prompt_mask)
         else:
             logits = completion_logits(policy, prompt_ids, completion_ids, prompt_mask)
     return at_temperature(logits, temperature).log_softmax(dim=-1).gather(-1, completion_ids.unsqueeze(-1)).squeeze(-1)
+
+
+@torch.no_grad()
+def score_in_parts(policy, prompt_ids, completion_ids, temperature, prompt_mask, micro_batch) -> Tensor:
+    """(N, T) log-probs, scored in the parts in which an update scores, so that its first ratio is exactly 1."""
+    scores = [
+        token_log_probs(policy, prompt_ids[rows], completion_ids[rows], temperature, take(prompt_mask, rows))
+        for rows in parts(len(prompt_ids), micro_batch)
+    ]
+    return torch.cat(scores)
 
 
 def at_temperature(logits: Tensor, temperature: float) -> Tensor:
@@ -185,31 +199,42 @@ def generate(
     prompt_mask: Tensor | None,
     group_size: int,
     max_new_tokens: int,
-    eos_id: int,
+    eos_id: int | Sequence[int],
     choose: Callable[[Tensor], Tensor],
 ) -> Tensor:
     """Complete each prompt `group_size` times; `choose` turns (N, vocabulary) logits into N tokens. Returns (N, T).
 
     Completions of a group begin alike. Each distinct beginning is read once; `branch` says which one a row is on.
     """
+    if hasattr(policy, "complete"):
+        return policy.complete(prompt_ids, prompt_mask, group_size, max_new_tokens, eos_id, choose)
     branch = torch.arange(len(prompt_ids), device=prompt_ids.device).repeat_interleave(group_size)
     finished = torch.zeros_like(branch, dtype=torch.bool)
     cache, mask, completion = KVCache(), prompt_mask, []
     with eval_mode(policy):
         logits = policy(prompt_ids, cache=cache, **padding(mask, prompt_ids.shape[1]))[:, -1]
         while True:
-            if not torch.isfinite(logits).all():
-                raise FloatingPointError("the policy's logits are not finite: its weights were lost in an earlier step")
-            completion.append(torch.where(finished, eos_id, choose(logits[branch])))
+            check_finite(logits)
+            completion.append(torch.where(finished, filling(eos_id), choose(logits[branch])))
             if len(completion) == max_new_tokens:
                 return torch.stack(completion, dim=1)
-            finished |= completion[-1] == eos_id
+            finished |= is_eos(completion[-1], eos_id)
             vocabulary = logits.shape[1]
             beginnings, branch = (branch * vocabulary + completion[-1]).unique(return_inverse=True)
             parents, tokens = beginnings // vocabulary, beginnings % vocabulary
             cache.take(parents)
             mask = None if mask is None else extend(mask[parents], 1)
             logits = policy(tokens.unsqueeze(1), cache=cache, **padding(mask, 1))[:, -1]
+
+
+def parts(rows: int, micro_batch: int | None) -> list[slice]:
+    """All rows, so many at a time; None takes them all at once."""
+    size = micro_batch or rows
+    return [slice(start, start + size) for start in range(0, rows, size)]
+
+
+def take(mask: Tensor | None, rows: slice) -> Tensor | None:
+    return None if mask is None else mask[rows]
 
 
 def extend(mask: Tensor, count: int) -> Tensor:
@@ -230,13 +255,27 @@ def encode_prompts(task, problems: Sequence[Problem], device) -> tuple[Tensor, T
     if not all(rows):
         raise ValueError("a prompt is empty: it needs at least one token")
     longest = max(map(len, rows))
-    ids = torch.tensor([[task.eos_id] * (longest - len(row)) + row for row in rows], device=device)
+    ids = torch.tensor([[filling(task.eos_id)] * (longest - len(row)) + row for row in rows], device=device)
     if all(len(row) == longest for row in rows):
         return ids, None
     return ids, torch.tensor([[False] * (longest - len(row)) + [True] * len(row) for row in rows], device=device)
 
 
-def through_eos(completion_ids: Tensor, eos_id: int) -> Tensor:
+def is_eos(token_ids: Tensor, eos_id: int | Sequence[int]) -> Tensor:
+    """Where a completion ends. Most tasks have one EOS; models of Hugging Face may have several.
+
+    >>> is_eos(torch.tensor([5, 6, 2]), 2), is_eos(torch.tensor([5, 6, 2]), (2, 5))
+    (tensor([False, False,  True]), tensor([ True, False,  True]))
+    """
+    return torch.isin(token_ids, torch.as_tensor(eos_id, device=token_ids.device))
+
+
+def filling(eos_id: int | Sequence[int]) -> int:
+    """What stands where nothing is read, behind the end and in left padding: an EOS. Masks tell it from a real one."""
+    return eos_id if isinstance(eos_id, int) else eos_id[0]
+
+
+def through_eos(completion_ids: Tensor, eos_id: int | Sequence[int]) -> Tensor:
     """(N, T) bool: true through the first EOS, included; all true in a row that never ends.
 
     It looks for the first EOS, never for padding: the two may share an id.
@@ -246,8 +285,8 @@ def through_eos(completion_ids: Tensor, eos_id: int) -> Tensor:
             [1, 1, 1, 1],
             [1, 0, 0, 0]], dtype=torch.int32)
     """
-    is_eos = completion_ids == eos_id
-    return is_eos.cumsum(dim=1) - is_eos.long() == 0
+    ends = is_eos(completion_ids, eos_id)
+    return ends.cumsum(dim=1) - ends.long() == 0
 
 
 def positions(attention_mask: Tensor) -> Tensor:
@@ -265,6 +304,11 @@ def check_temperature(temperature: float) -> None:
             f"temperature must be a positive number, got {temperature}: at 0, greedy decoding, all completions of a "
             "group are the same and nothing can be compared; greedy_accuracy measures the greedy policy"
         )
+
+
+def check_finite(logits: Tensor) -> None:
+    if not torch.isfinite(logits).all():
+        raise FloatingPointError("the policy's logits are not finite: its weights were lost in an earlier step")
 
 
 def device_of(policy) -> torch.device:
