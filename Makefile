@@ -25,7 +25,7 @@ test: .venv/test
 lab: .venv/test
 	@$(BIN)/jupyter lab notebooks
 
-bench: .venv/bench
+bench: .venv/test
 	$(BIN)/python -m tests.benchmarks
 
 # The numbers of the README: five seeds each. The third takes as much computing as the reference run had, 2.5 minutes a seed.
@@ -59,10 +59,6 @@ clean:
 	@touch $@
 
 .venv/test: .venv/core
-	@echo "Adding JupyterLab and the tests' packages, once …"
-	@$(BIN)/python -m pip install --quiet -e ".[notebooks,test,browser]"
-	@touch $@
-
-.venv/bench: .venv/core
-	@$(BIN)/python -m pip install --quiet -e ".[trl]"
+	@echo "Adding JupyterLab, Hugging Face's libraries and the tests' packages, once …"
+	@$(BIN)/python -m pip install --quiet -e ".[notebooks,test,browser,real]"
 	@touch $@

@@ -6,6 +6,7 @@ slow, which train for many seconds, run forward once only.)
 """
 
 from collections import defaultdict
+from importlib.util import find_spec
 
 import pytest
 from nbformat.v4 import new_code_cell
@@ -14,6 +15,8 @@ from nbval.plugin import IPyNbCell
 from tests.notebook_guard import faults
 
 collect_ignore = ["notebooks/build.py"]  # A script without doctests, and others have a module of that name.
+if find_spec("transformers") is None:  # An extra: pip install -e ".[real]"
+    collect_ignore_glob = ["grpo_core/bridge/*", "grpo_core/studies/*real*", "grpo_core/studies/*trl*", "notebooks/09*"]
 
 MEMORY = new_code_cell("""
 import psutil

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -57,8 +58,8 @@ MUTATIONS = {
     ),
     "EOS left out of the mask": (
         "rollout.py",
-        "return is_eos.cumsum(dim=1) - is_eos.long() == 0",
-        "return is_eos.cumsum(dim=1) == 0",
+        "return ends.cumsum(dim=1) - ends.long() == 0",
+        "return ends.cumsum(dim=1) == 0",
         "test_rollout.py::test_mask_runs_through_the_first_eos",
     ),
     "logits off by one": (
@@ -117,8 +118,8 @@ MUTATIONS = {
     ),
     "a reference that shares the policy's storage": (
         "grpo.py",
-        "reference = copy.deepcopy(policy).requires_grad_(False)",
-        "reference = policy",
+        "else copy.deepcopy(policy).requires_grad_(False)",
+        "else policy",
         "test_grpo.py::test_reference_stays_the_start_policy_and_shares_no_storage",
     ),
     "a surrogate that is minimized": (
@@ -223,7 +224,57 @@ MUTATIONS = {
         "(theirs.exp() * (theirs - mine))",
         "test_sloppy_grader.py::test_mean_completion_kl_is_the_kl_of_whole_completions",
     ),
+    "processes that each divide by their own tokens": (
+        "grpo.py",
+        "(share * loss).backward()",
+        "(loss / processes.count()).backward()",
+        "test_processes.py::test_several_processes_take_the_step_of_one[2]",
+    ),
+    "a gradient norm that is clipped on each process": (
+        "processes.py",
+        "[dist.all_reduce(p.grad, async_op=True) for p in parameters if p.grad is not None]",
+        "[]",
+        "test_processes.py::test_several_processes_take_the_step_of_one[2]",
+    ),
+    "processes that all sample with the same noise": (
+        "processes.py",
+        "manual_seed(seed + rank())",
+        "manual_seed(seed)",
+        "test_processes.py::test_processes_sample_differently_and_draw_problems_alike",
+    ),
+    "positions of a real model that count its padding": (
+        "bridge/causal_lm.py",
+        "return self(token_ids, mask, positions(mask), last",
+        "return self(token_ids, mask, positions(torch.ones_like(mask)), last",
+        "bridge/test_causal_lm.py::test_left_padding_scores_as_one_row_at_a_time",
+    ),
+    "padding of a real model that is attended to": (
+        "bridge/causal_lm.py",
+        "else attention_mask.long()",
+        "else torch.ones_like(attention_mask).long()",
+        "bridge/test_causal_lm.py::test_left_padding_scores_as_one_row_at_a_time",
+    ),
+    "dropout that stays on while a real model is trained": (
+        "bridge/causal_lm.py",
+        "self.model = without_dropout(model)",
+        "self.model = model",
+        "bridge/test_causal_lm.py::test_dropout_is_switched_off_in_any_mode",
+    ),
+    "a reference whose adapter is on": (
+        "bridge/causal_lm.py",
+        "with self.policy.model.disable_adapter() if self.policy.has_adapter else nullcontext():",
+        "with nullcontext():",
+        "bridge/test_causal_lm.py::test_adapter_starts_at_nothing_and_the_reference_is_the_model_without_it",
+    ),
+    "a model of several EOS that ends at one only": (
+        "rollout.py",
+        "return torch.isin(token_ids, torch.as_tensor(eos_id, device=token_ids.device))",
+        "return token_ids == filling(eos_id)",
+        "bridge/test_causal_lm.py::test_greedy_completions_are_those_of_transformers",
+    ),
 }
+if find_spec("transformers") is None:  # An extra: pip install -e ".[real]"
+    MUTATIONS = {name: row for name, row in MUTATIONS.items() if not row[3].startswith("bridge/")}
 
 
 def plant(mutation, folder):

@@ -1,6 +1,6 @@
 """Agreement with TRL, the library that most people train with: the same loss, the same gradient, the same weights.
 
-Everybody checks against golden numbers that TRL once gave. Where TRL is installed (`pip install -e ".[trl]"`) its own loss
+Everybody checks against golden numbers that TRL once gave. Where TRL is installed (`pip install -e ".[real]"`) its own loss
 runs beside ours on random batches, and a step of its real trainer must leave the weights that `grpo_update` leaves.
 
 `python tests/test_trl.py` writes the golden numbers again, with the installed TRL.
@@ -196,7 +196,7 @@ def test_the_random_golden_batch_reaches_every_branch():
 @pytest.fixture(scope="module")
 def trl():
     if not tiny_trl.trl_is_installed():
-        pytest.skip('TRL is not installed: pip install -e ".[trl]" runs the live comparison')
+        pytest.skip('TRL is not installed: pip install -e ".[real]" runs the live comparison')
     tiny_trl.quiet_and_offline()
     return pytest.importorskip("trl")
 

@@ -60,7 +60,7 @@ def main() -> None:
         print(f"Timing {ROUNDS} rounds next to TRL …", flush=True)
         trl_times, trl_parameters = time_trl(ROUNDS, THREADS, our_turn)
     else:
-        print('TRL is not installed, so only ours is timed. pip install -e ".[trl]" adds the comparison.', flush=True)
+        print('TRL is not installed, so only ours is timed. pip install -e ".[real]" adds the comparison.', flush=True)
         for _ in range(ROUNDS):
             our_turn()
     parameters = sum(weight.numel() for weight in ours.policy.parameters())
