@@ -214,7 +214,7 @@ def train(
             measure = iteration % config.evaluate_every == 0 or iteration == config.iterations
             if iteration > 0:
                 set_learning_rate(optimizer, config, iteration)
-                rollout = sample_iteration(policy, task, config, generator, iteration)
+                rollout = sample_iteration(policy, task, config, generator, iteration, config.micro_batch)
                 leash = reference if measure or config.beta > 0 else None
                 row |= describe(rollout, task.eos_id) | grpo_update(policy, leash, optimizer, rollout, config)
                 check_alive(policy, rollout)
@@ -258,7 +258,9 @@ def set_learning_rate(optimizer, config: GRPOConfig, iteration: int) -> None:
         group["lr"] = config.learning_rate * (left if config.schedule == "linear" else 1)
 
 
-def sample_iteration(policy, task, config: GRPOConfig, generator: torch.Generator, iteration: int) -> Rollout:
+def sample_iteration(
+    policy, task, config: GRPOConfig, generator: torch.Generator, iteration: int, micro_batch: int | None = None
+) -> Rollout:
     """Groups for training problems drawn without repetition. The first batch holds the task's example, if it has one.
 
     All processes draw the same problems; each samples the groups of its share.
@@ -268,5 +270,5 @@ def sample_iteration(policy, task, config: GRPOConfig, generator: torch.Generato
     if iteration == 1 and hasattr(task, "example"):
         problems[0] = task.example
     own, noise = processes.share(problems), processes.own_generator(generator)
-    sampling = config.group_size, config.temperature, config.max_new_tokens, noise, config.micro_batch
-    return sample_groups(policy, task, own, *sampling)
+    sampling = config.group_size, config.temperature, config.max_new_tokens
+    return sample_groups(policy, task, own, *sampling, noise, micro_batch)
