@@ -192,7 +192,7 @@ class Cell:
         self.page.mouse.up()
 
     def type(self, name: str, text: str) -> None:
-        box = self.control(name).locator("input")
+        box = self.control(name).locator("input, textarea")
         box.fill(text)
         box.press("Enter")
 
