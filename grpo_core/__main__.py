@@ -224,7 +224,7 @@ def rebuild(name: str, *arguments: str) -> None:
 def study(name: str, *arguments: str) -> None:
     """A module of `grpo_core.studies` by its name: its `write(folder, seeds)` with the folder and seeds asked for."""
     check_alone(name)
-    module = importlib.import_module(f"grpo_core.studies.{name.replace('-', '_')}")
+    module = optional(f"grpo_core.studies.{name.replace('-', '_')}")
     default = Study(module.FOLDER, len(module.SEEDS), module.SEEDS[0])
     settings = tyro.cli(Study, prog=f"python -m grpo_core {name}", description=module.__doc__, args=arguments, default=default)
     if settings.seeds < 2:
@@ -235,23 +235,24 @@ def study(name: str, *arguments: str) -> None:
 
 def real(name: str, *arguments: str) -> None:
     """`real`: train a model of Hugging Face."""
-    bridge("real").main(name, *arguments)
+    optional("grpo_core.bridge.real").main(name, *arguments)
 
 
 def tiny_llama(name: str, *arguments: str) -> None:
     """`tiny-llama`: rebuild the small half-taught Llama, a model for `real` that needs no download."""
     check_alone(name)
-    tiny = bridge("tiny")
+    tiny = optional("grpo_core.bridge.tiny")
     settings = tyro.cli(TinyLlama, prog=f"python -m grpo_core {name}", args=arguments)
     print(tiny.rebuild(settings.output))
     print(settings.output)
 
 
-def bridge(module: str):
+def optional(module: str):
+    """A module that may need more than the core does."""
     try:
-        return importlib.import_module(f"grpo_core.bridge.{module}")
+        return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise ValueError(f'real models need further packages ({error.name}): pip install -e ".[real]"') from error
+        raise ValueError(f'this needs further packages ({error.name} is missing): pip install -e ".[real]"') from error
 
 
 def check_alone(name: str) -> None:
@@ -259,7 +260,16 @@ def check_alone(name: str) -> None:
         raise ValueError(f"{name} runs in one process: start it without torchrun")
 
 
-STUDIES = ("sweep", "scoreboard", "baselines", "shopping-list", "growing-reasoning", "no-leash")
+STUDIES = (
+    "sweep",
+    "scoreboard",
+    "baselines",
+    "shopping-list",
+    "growing-reasoning",
+    "no-leash",
+    "real-models",
+    "trl-side-by-side",
+)
 COMMANDS = {"warm-start": rebuild, "real": real, "tiny-llama": tiny_llama, **dict.fromkeys(STUDIES, study)}
 
 

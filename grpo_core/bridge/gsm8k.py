@@ -17,7 +17,7 @@ from grpo_core.config import is_whole
 from grpo_core.task import Problem
 
 HUB = "openai/gsm8k"
-SOURCES = "data must be gsm8k, word-problems, a folder with train.jsonl and test.jsonl, or a .jsonl file"
+SOURCES = "data must be gsm8k, a folder with train.jsonl and test.jsonl, or a .jsonl file"
 UNREACHABLE = f"""{HUB} cannot be loaded: the Hugging Face hub cannot be reached, and there is no copy in the cache.
 On a machine with network run
 
