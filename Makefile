@@ -14,7 +14,7 @@ else
 BIN := .venv/bin
 endif
 
-.PHONY: run test lab bench results clean
+.PHONY: run test lab bench results results-real clean
 
 run: .venv/core
 	@$(BIN)/python -m grpo_core $(ARGS)
@@ -40,6 +40,11 @@ results: .venv/core
 	$(BIN)/python -m grpo_core shopping-list
 	$(BIN)/python -m grpo_core growing-reasoning
 	$(BIN)/python -m grpo_core no-leash
+
+# Those of notebook 9, which need Hugging Face's libraries.
+results-real: .venv/test
+	$(BIN)/python -m grpo_core real-models
+	$(BIN)/python -m grpo_core trl-side-by-side
 
 clean:
 	rm -rf .venv

@@ -32,6 +32,7 @@ ARCHITECTURE = [
     ["__main__"],
 ]
 BUILT_ON_THE_CORE = ("grpo_core.bridge", "grpo_core.rivals", "grpo_core.studies", "grpo_core.lab")
+OF_REAL = ["model", "data", "instruction", "lora_rank"]  # Settings of `real`, which README and notebook 9 name.
 OF_HUGGING_FACE = ("transformers", "trl", "datasets", "accelerate", "peft", "math_verify")
 ROW = {module: row for row, modules in enumerate(ARCHITECTURE) for module in modules}
 
@@ -230,8 +231,8 @@ def code_in(text):
 @pytest.mark.parametrize("page", pages())
 def test_commands_exist(page):
     targets = re.findall(r"(?m)^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"))
-    settings = [field.name for kind in (grpo_core.GRPOConfig, Run, WarmStart) for field in fields(kind)]
-    flags = {"--help", *("--" + name.replace("_", "-") for name in settings)}
+    settings = [field.name for kind in (grpo_core.GRPOConfig, Run, WarmStart) for field in fields(kind)] + OF_REAL
+    flags = {"--help", "--nproc-per-node", *("--" + name.replace("_", "-") for name in settings)}
     for code in code_in(pages()[page].read_text(encoding="utf-8")):
         code = code.split(" #")[0]
         for target in re.findall(r"\bmake ([a-z-]+)", code):

@@ -5,6 +5,7 @@ writes what it does not have to get wrong, and GRPO can bring out the rest. Left
 """
 
 from collections.abc import Iterable, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -23,6 +24,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerFast,
 )
+from transformers.utils import logging
 
 from grpo_core.bridge.causal_lm import CausalLM, eos_ids
 from grpo_core.bridge.gsm8k import solution
@@ -52,7 +54,20 @@ RECIPE = {"seed": 0, "steps": 2400, "batch_size": 32, "learning_rate": 1.5e-3, "
 
 def tiny_start() -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     """The shipped Llama with 139,000 parameters, and its tokenizer. It can calculate, and often slips."""
-    return AutoModelForCausalLM.from_pretrained(FOLDER), AutoTokenizer.from_pretrained(FOLDER)
+    with no_bars():
+        return AutoModelForCausalLM.from_pretrained(FOLDER), AutoTokenizer.from_pretrained(FOLDER)
+
+
+@contextmanager
+def no_bars():
+    """Half a megabyte is loaded before a bar could be read."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def rebuild(folder: Path | str) -> str:

@@ -83,7 +83,7 @@ def word_problems(count: int, seed: int) -> list[dict[str, str]]:
         ValueError: `count` is negative or above 50,000.
 
     >>> word_problems(1, seed=0)
-    [{'question': 'A shelf holds 34 cards and a box holds 36. How many cards are there?', 'answer': '34 + 36 = 70\\n#### 70'}]
+    [{'question': 'A shelf holds 34 eggs and a box holds 58. How many eggs are there?', 'answer': '34 + 58 = 92\\n#### 92'}]
     """
     return [record for record, _ in draw(count, seed)]
 
@@ -96,8 +96,8 @@ def word_problem_splits() -> Splits:
 def word_problem_records() -> tuple[list[dict], list[dict], list[dict]]:
     """About 5,000 records to train on, 400 to choose settings by, 400 to report only. The split is fixed.
 
-    The parts are split by the numbers of a problem, in any order. Where 24 and 48 are held out, no part but that one knows
-    them together, whatever the template.
+    The parts are split by the numbers of a problem, whatever its template: where "24 + 48" is held out, neither "48 + 24" nor
+    "48 - 24" is trained on.
     """
     parts = {"train": [], "validation": [], "held_out": []}
     for record, numbers in draw(6000, seed=0):
