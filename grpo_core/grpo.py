@@ -234,7 +234,7 @@ def train(
 
 
 def begin(policy, config: GRPOConfig):
-    """The frozen reference, the optimizer, and all that a checkpoint must keep. A policy may bring its own reference, or none."""
+    """Reference, optimizer, and all that a checkpoint must keep. A policy may bring its own reference, or none."""
     policy.to(config.device)
     processes.start_alike(policy)
     reference = policy.reference() if hasattr(policy, "reference") else copy.deepcopy(policy).requires_grad_(False)

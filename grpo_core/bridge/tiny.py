@@ -123,7 +123,7 @@ def tiny_llama(tokenizer, width: int = 64, layers: int = 2, seed: int = 0) -> Ll
         num_hidden_layers=layers,
         num_attention_heads=4,
         max_position_embeddings=MAX_LENGTH,
-        initializer_range=0.04,  # With half of it, sums take twice as many steps to learn.
+        initializer_range=0.04,  # With half of it, sums are learned much more slowly.
         **_of_tokenizer(tokenizer),
     )
     return _build(LlamaForCausalLM, config, seed)
