@@ -15,10 +15,11 @@ from torch import Tensor, nn
 
 
 class ProcessLost(RuntimeError):
-    """Another process of this run has ended, so this one cannot go on."""
+    """Another process of this run cannot be reached, most often because it has ended, so this one cannot go on."""
 
-    def __init__(self):
-        super().__init__("another process of this run has ended; from the last checkpoint, --resume goes on")
+    def __init__(self, cause: str = ""):
+        said = f" ({cause.splitlines()[0]})" if cause else ""
+        super().__init__(f"another process of this run has ended; from the last checkpoint, --resume goes on{said}")
 
 
 def count() -> int:
@@ -48,7 +49,7 @@ def shares(completion_mask: Tensor) -> tuple[float, float]:
     """
     if count() == 1:
         return 1.0, 1.0
-    own = torch.tensor([completion_mask.sum().item(), len(completion_mask)], dtype=torch.float64)
+    own = torch.tensor([completion_mask.sum().item(), len(completion_mask)], dtype=torch.float64, device=device())
     return tuple((own / add_up(own.clone()).clamp(min=1)).tolist())
 
 
@@ -68,7 +69,8 @@ def add_up_numbers(numbers: dict[str, float]) -> dict[str, float]:
     """The sum over processes of each number; all processes must have the same names."""
     if count() == 1:
         return numbers
-    return dict(zip(numbers, add_up(torch.tensor(list(numbers.values()), dtype=torch.float64)).tolist()))
+    own = torch.tensor(list(numbers.values()), dtype=torch.float64, device=device())
+    return dict(zip(numbers, add_up(own).tolist()))
 
 
 def add_up_gradients(parameters: Iterable[nn.Parameter]) -> None:
@@ -77,6 +79,11 @@ def add_up_gradients(parameters: Iterable[nn.Parameter]) -> None:
         with peers():
             for transfer in [dist.all_reduce(p.grad, async_op=True) for p in parameters if p.grad is not None]:
                 transfer.wait()
+
+
+def device() -> str:
+    """Where numbers must lie to be sent: nccl alone, as other programs may have set it up, sends from GPUs only."""
+    return "cuda" if dist.get_backend() == "nccl" else "cpu"
 
 
 def start_alike(policy: nn.Module) -> None:
@@ -109,17 +116,21 @@ def peers():
     try:
         yield
     except RuntimeError as error:
-        raise ProcessLost from error
+        raise ProcessLost(str(error)) from error
 
 
 @contextmanager
 def joined():
-    """Work together with the processes that torchrun started: over gloo on CPUs, over nccl on GPUs. Alone without torchrun."""
+    """Work together with the processes that torchrun started: over gloo on CPUs, over nccl on GPUs. Alone without torchrun.
+
+    A process that waits for a lost one says so. On GPUs it may be ended by torchrun before it can; torchrun then says it.
+    """
     if not (dist.is_available() and dist.is_torchelastic_launched()):
         yield
         return
-    dist.init_process_group()
-    if torch.cuda.is_available():
+    gpu = torch.cuda.is_available()
+    dist.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo")  # Counts and metrics are sent from CPUs in any case.
+    if gpu:
         torch.cuda.set_device(dist.get_node_local_rank() % torch.cuda.device_count())
 
     def lost(*_):

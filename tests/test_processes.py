@@ -1,5 +1,6 @@
 """Several processes take the step of one: gradients, weights, metrics. And when one dies, nothing that was computed is lost."""
 
+import copy
 import os
 import socket
 import subprocess
@@ -16,6 +17,7 @@ from grpo_core import Addition, GRPOConfig, Rollout, greedy_accuracy, grpo_updat
 from grpo_core.checkpoint import read_file
 from grpo_core.history import describe
 
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked here, which is safe on Linux only")
 CONFIG = GRPOConfig(beta=0.1, max_grad_norm=0.5, learning_rate=1e-3, prompts_per_iteration=7, iterations=2)
 SETTINGS = [
     CONFIG,
@@ -32,7 +34,8 @@ def part(rollout, groups):
     tensors = {
         name: getattr(rollout, name)[rows] for name in ("prompt_ids", "completion_ids", "completion_mask", "old_log_probs")
     }
-    return Rollout(**tensors, rewards=rollout.rewards[groups], temperature=rollout.temperature)
+    mask = None if rollout.prompt_mask is None else rollout.prompt_mask[rows]
+    return Rollout(**tensors, rewards=rollout.rewards[groups], temperature=rollout.temperature, prompt_mask=mask)
 
 
 def steps(rollout, settings):
@@ -92,6 +95,32 @@ def test_several_processes_take_the_step_of_one(rollout, count, tmp_path):
             assert max((weight - start[name]).abs().max() for name, weight in weights.items()) > 1e-5
 
 
+def take_steps_of_a_real_model(policy, rollout):
+    """As on a machine of its own, the rows of a process are padded to its own longest prompt."""
+    own = part(rollout, processes.share(range(6)))
+    columns = own.prompt_mask.any(dim=0)
+    own.prompt_ids, own.prompt_mask = own.prompt_ids[:, columns], own.prompt_mask[:, columns]
+    optimizer = torch.optim.SGD([weight for weight in policy.parameters() if weight.requires_grad], lr=0.3)
+    metrics = grpo_update(policy, policy.reference(), optimizer, own, replace(CONFIG, micro_batch=5))
+    return policy.state_dict(), metrics
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["all weights", "LoRA"])
+def test_a_real_model_takes_the_same_step_on_two_processes(lora, letters, tmp_path):
+    transformers, causal_lm = pytest.importorskip("transformers"), pytest.importorskip("grpo_core.bridge.causal_lm")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 3}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, initializer_range=0.4)).double()
+    policy = causal_lm.CausalLM(causal_lm.add_lora(model, 2) if lora else model)
+    rollout = sample_groups(policy, letters, letters.problems * 2, 4, 1.0, generator=torch.Generator().manual_seed(0))
+    assert rollout.prompt_mask is not None
+    weights, metrics = take_steps_of_a_real_model(copy.deepcopy(policy), rollout)
+    for others, numbers in run_on(2, tmp_path, take_steps_of_a_real_model, policy, rollout):
+        assert numbers == pytest.approx(metrics, rel=1e-6)
+        assert max((weight - others[name]).abs().max() for name, weight in weights.items()) < 1e-12
+        assert max((weight - policy.state_dict()[name]).abs().max() for name, weight in weights.items()) > 1e-3
+
+
 def train_and_measure(folder):
     policy, task, texts = warm_start(), Addition(), []
     history = train(
@@ -131,6 +160,22 @@ def other_weights():
 
 def test_all_start_with_the_weights_of_process_0(tmp_path):
     assert all(torch.equal(bias, warm_start().head.bias) for bias in run_on(2, tmp_path, other_weights))
+
+
+@pytest.mark.parametrize(("gpu", "backend"), [(False, "gloo"), (True, "cpu:gloo,cuda:nccl")])
+def test_numbers_can_be_sent_from_the_cpu_on_any_machine(gpu, backend, monkeypatch):
+    """Without a name, torch would set up the backend of the GPU only, and metrics are sent from the CPU."""
+    asked = []
+    monkeypatch.setattr(processes.dist, "is_torchelastic_launched", lambda: True)
+    monkeypatch.setattr(processes.dist, "init_process_group", asked.append)
+    monkeypatch.setattr(processes.dist, "destroy_process_group", lambda: None)
+    monkeypatch.setattr(processes.dist, "get_node_local_rank", lambda: 3)
+    monkeypatch.setattr(processes.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", asked.append)
+    with processes.joined():
+        assert asked == [backend, 1][: 1 + gpu]
 
 
 def any_stops():

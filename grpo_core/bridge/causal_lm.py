@@ -25,7 +25,7 @@ class CausalLM(nn.Module):
 
     Args:
         model: what `AutoModelForCausalLM.from_pretrained` gives, or `add_lora` makes of it. It is trained in place.
-        bf16: compute in bfloat16, as on GPUs; weights and log-probs stay in float32.
+        bf16: compute in bfloat16, as on GPUs; weights stay in float32, and so does the log-softmax.
         gradient_checkpointing: keep the activations of layer borders only, and compute the others again on the way back.
         rows_at_once: completions sampled at a time; the cache of so many must fit into memory.
         leash: whether `reference` gives the start policy. Without it, no second copy is held.
@@ -72,7 +72,7 @@ class CausalLM(nn.Module):
         Returns:
             (N, T or last, vocabulary)
         """
-        with torch.autocast(token_ids.device.type, torch.bfloat16, enabled=self.bf16):
+        with self._precision(token_ids.device):
             return self.model(
                 input_ids=token_ids,
                 attention_mask=None if attention_mask is None else attention_mask.long(),
@@ -81,6 +81,9 @@ class CausalLM(nn.Module):
                 use_cache=cache is not None,
                 logits_to_keep=last,
             ).logits
+
+    def _precision(self, device: torch.device):
+        return torch.autocast(device.type, torch.bfloat16, enabled=self.bf16)
 
     def completion_logits(self, prompt_ids: Tensor, completion_ids: Tensor, prompt_mask: Tensor | None) -> Tensor:
         """(N, T, vocabulary) logits that predict the completion; `token_log_probs` asks for them."""
@@ -103,10 +106,11 @@ class CausalLM(nn.Module):
         `choose` turns (rows, vocabulary) logits into tokens. Returns (N, T), with T as long as the longest completion.
         """
         mask = real_tokens(prompt_ids, prompt_mask)
-        chunks = [
-            self._complete(prompt_ids[rows], mask[rows], group_size, max_new_tokens, eos_id, choose)
-            for rows in parts(len(prompt_ids), max(1, self.rows_at_once // group_size))
-        ]
+        with self._precision(prompt_ids.device):  # Around all steps, so that weights are cast once, not for each token.
+            chunks = [
+                self._complete(prompt_ids[rows], mask[rows], group_size, max_new_tokens, eos_id, choose)
+                for rows in parts(len(prompt_ids), max(1, self.rows_at_once // group_size))
+            ]
         longest = max(chunk.shape[1] for chunk in chunks)
         return torch.cat([F.pad(chunk, (0, longest - chunk.shape[1]), value=filling(eos_id)) for chunk in chunks])
 
@@ -162,7 +166,7 @@ class Reference:
     def __init__(self, policy: CausalLM):
         self.policy = policy
         frozen = [weight.detach() for name, weight in policy.model.named_parameters() if "lora_" not in name]
-        self.fingerprint = sum(weight.double().abs().sum().item() for weight in frozen)
+        self.fingerprint = sum(torch.linalg.vector_norm(weight, 1, dtype=torch.float64).item() for weight in frozen)
 
     def completion_logits(self, *rows: Tensor | None) -> Tensor:
         with self.policy.model.disable_adapter() if self.policy.has_adapter else nullcontext():
@@ -172,7 +176,7 @@ class Reference:
         return {"fingerprint": self.fingerprint}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        if not math.isclose(state["fingerprint"], self.fingerprint, rel_tol=1e-5):
+        if not math.isclose(state["fingerprint"], self.fingerprint, rel_tol=1e-9):
             raise ValueError("the start policy is another one")
 
     def __deepcopy__(self, memo) -> "Reference":
@@ -240,9 +244,10 @@ def load(name: str, bf16: bool = False, lora_rank: int = 0, **settings) -> tuple
         tokenizer = AutoTokenizer.from_pretrained(name)
         model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.bfloat16 if bf16 and lora_rank else torch.float32)
     except (OSError, ValueError) as error:
+        cause = str(error).strip().partition("\n")[0]
         raise ValueError(
             f"no model can be loaded from {name!r}: it is no folder with a model and its tokenizer, and the Hugging Face hub "
-            f"does not have it or cannot be reached ({type(error).__name__}). With a network elsewhere, "
+            f"does not have it or cannot be reached ({cause}). For a gated model: `hf auth login`. With a network elsewhere, "
             f"`hf download {name} --local-dir FOLDER` there, copy the folder here and give its path. Without any, "
             "`python -m grpo_core tiny-llama` makes a small model"
         ) from error

@@ -153,7 +153,7 @@ def run(settings: RealRun) -> None:
     policy, tokenizer = load(settings.model, settings.bf16, settings.lora_rank, leash=leash, **memory)
     task, left_out = make_task(settings, problems, policy, tokenizer)
     if sum(weight.numel() for weight in policy.parameters()) > 1e7:  # Small models are faster on one.
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // processes.count()))
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))))
     prepare(settings)
     say(announce(settings, task, left_out))
     start = greedy_texts(policy.to(config.device), task, getattr(task, config.evaluate_on))

@@ -1,7 +1,7 @@
 """Word problems as a task: a tokenizer turns them into tokens, a verifier reads the final answer.
 
-It has the attributes of `Addition`, which is all that training uses. Left out: system prompts, several turns, rewards for
-form.
+It has the attributes of `Addition`, which is all that training uses. Left out: system prompts, several turns, what
+some templates can be told besides (a date, whether to think), rewards for form.
 """
 
 from collections.abc import Iterable
@@ -33,7 +33,7 @@ class TextTask:
     def __init__(self, tokenizer, problems: Splits, eos_id: tuple[int, ...], max_new_tokens: int = 256, instruction: str = ""):
         self.tokenizer, self.eos_id, self.max_new_tokens, self.instruction = tokenizer, eos_id, max_new_tokens, instruction
         self.train, self.validation, self.held_out = problems
-        self.ends = tuple(tokenizer.decode([i]) for i in eos_id)
+        self.ends = tuple(filter(None, (tokenizer.decode([i]) for i in eos_id)))  # An end without text could not be seen.
 
     def encode(self, question: str) -> list[int]:
         """Token ids of the whole prompt, up to where the model is to answer."""

@@ -10,7 +10,7 @@ Several processes are started by `accelerate launch` on GPUs; on CPUs it starts 
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -23,13 +23,14 @@ from transformers import PrinterCallback
 from grpo_core import processes
 from grpo_core.bridge.causal_lm import CausalLM, eos_ids, load
 from grpo_core.bridge.gsm8k import load_problems
-from grpo_core.bridge.text_task import TextTask
+from grpo_core.bridge.real import default_config
+from grpo_core.bridge.text_task import INSTRUCTION, TextTask
 from grpo_core.bridge.word_problems import word_problem_splits
 from grpo_core.config import GRPOConfig
 from grpo_core.evaluate import greedy_accuracy
 from grpo_core.task import Problem
 
-CONFIG = GRPOConfig(correction=1, temperature=1.0, max_new_tokens=64)
+CONFIG = replace(default_config(), correction=1)  # That of `python -m grpo_core real`, with TRL's standard deviation.
 LOSS_TYPE = {"token": "dapo", "sequence": "grpo", "constant": "dr_grpo"}
 LOSS_AGG_MODE = {"token": "token-mean", "sequence": "seq-mean-token-mean", "constant": "seq-mean-token-sum-norm"}
 
@@ -200,7 +201,7 @@ class Run:
     # "gsm8k" from the hub, "word-problems" made by templates, a folder with train.jsonl and test.jsonl, or one .jsonl file.
     data: str = "gsm8k"
     # Added to each question.
-    instruction: str = ""
+    instruction: str = INSTRUCTION
     # Folder for the trained model.
     output: Path = Path("outputs/trl_run")
     # The settings of GRPO.
@@ -211,6 +212,7 @@ def main(run: Run) -> None:
     """Train, save the model, and print its greedy accuracy on held-out problems, before and after."""
     start, tokenizer = load(run.model)
     end = eos_ids(start.model, tokenizer)
+    del start  # The trainer loads its own.
     problems = word_problem_splits() if run.data == "word-problems" else load_problems(run.data)
     task = TextTask(tokenizer, problems, end, run.config.max_new_tokens, run.instruction)
     trainer = make_trainer(run.model, task, run.config, run.output)

@@ -120,7 +120,7 @@ def test_a_rollout_is_scored_as_it_was_sampled_and_ends_at_any_eos(build):
         assert mask == [place < length for place in range(len(row))]
         assert set(row[length:]) <= {END}
         seen.add(row[length - 1])
-    assert {END, STOP} < seen and len(seen) > 2, "both EOS and unfinished completions should have been met"
+    assert {END, STOP} < seen, "both EOS and unfinished completions should have been met"
     prompts = [task.encode(problem.prompt) for problem in task.train for _ in range(8)]
     expected = one_row_at_a_time(policy.model, prompts, rollout.completion_ids.tolist(), 1.5)
     torch.testing.assert_close(rollout.old_log_probs, expected, rtol=0, atol=1e-4)
@@ -210,7 +210,9 @@ def test_bfloat16_keeps_weights_and_log_probs_in_float32(build):
     scores = [token_log_probs(policy, ids, torch.tensor(COMPLETIONS), 1.0, mask) for policy in (exact, rounded)]
     assert scores[1].dtype == torch.float32 and {w.dtype for w in rounded.parameters()} == {torch.float32}
     assert 0 < (scores[0] - scores[1]).abs().max() < 0.2
-    torch.testing.assert_close(scores[1].exp().sum(), scores[1].double().exp().sum().float())
+    every = [torch.full_like(torch.tensor(COMPLETIONS), token) for token in range(VOCABULARY)]
+    first = [token_log_probs(rounded, ids, tokens, 1.0, mask)[:, 0] for tokens in every]
+    torch.testing.assert_close(torch.stack(first).exp().sum(0), torch.ones(3), rtol=0, atol=1e-5)
 
 
 # LoRA
@@ -285,6 +287,10 @@ def test_resuming_with_another_start_policy_is_refused(tmp_path):
     train(Digits(), CausalLM(llama()), replace(CONFIG, iterations=1), checkpoint=tmp_path / "run.pt")
     with pytest.raises(CheckpointError, match="policy that the run began with"):
         train(Digits(), CausalLM(llama(seed=1)), CONFIG, checkpoint=tmp_path / "run.pt", resume=True)
+    nearly = llama()
+    nearly.lm_head.weight.data.mul_(1 + 1e-6)
+    with pytest.raises(CheckpointError, match="policy that the run began with"):
+        train(Digits(), CausalLM(nearly), CONFIG, checkpoint=tmp_path / "run.pt", resume=True)
 
 
 def test_checkpoints_are_written_as_often_as_asked(tmp_path):

@@ -28,6 +28,7 @@ FILES = ["completions.jsonl", "group_example.txt", "history.csv", "learning.png"
 SMALL = [
     "--iterations", "3", "--prompts-per-iteration", "2", "--group-size", "4", "--max-new-tokens", "6", "--evaluate-every", "2",
     "--micro-batch", "None", "--learning-rate", "0.01", "--held-out-problems", "7", "--instruction", "",
+    "--device", "cpu", "--no-bf16",
 ]  # fmt: skip
 
 
