@@ -19,6 +19,7 @@ CHARACTERS |= dict.fromkeys(map(ord, "\u200b\u200e\u200f\u2060\u00ad\ufeff\r")) 
 CHARACTERS |= {ord(c): " " + unicodedata.normalize("NFKC", c).replace("⁄", "/") for c in "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"}
 
 MONEY = r"(?:[$€£¥₹]|\b(?:USD|EUR|GBP|Rs\.?)(?=\s?[-\d.]))"
+DOUBT = r"(?i:or|maybe|perhaps|possibly|alternatively|but (?:it )?(?:could|might|may))\b"
 LATEX = r"(?:text|math|bold|display|left|right|q?quad|color|underline)[a-z]*|approx|mbox|[()\[\],;: \\]"  # It only decorates.
 TIDY = [  # Applied in turn. Repetitions are bounded, or end where they cannot go on: the time is linear in the text.
     (r"<<[^<>\n]{0,200}>>|<\|[^<>|\n]{0,60}\|>", ""),  # GSM8K's calculator marks, special tokens.
@@ -37,7 +38,13 @@ TIDY = [  # Applied in turn. Repetitions are bounded, or end where they cannot g
     (r"(?<=\d)\s{0,3}×\s{0,3}10\s{0,3}\^\s{0,3}(?:\{(-?\d+)\}|(-?\d+))", r"e\1\2"),  # 1.5 × 10^3 is 1.5e3.
     (r"(?<![\d.,/])\d{1,3}(?:[ '_]\d{3})+(?![\d/])", lambda match: re.sub(r"\D", ",", match[0])),  # 1 234 is 1,234.
     (r"(?<=\d)\s{0,3}/\s{0,3}(?=\d)", "/"),
+    (r"(?<=\d) and (?=\d+/\d)", " "),  # 5 and 1/2.
     (r"[ \t]{2,}", " "),
+    (  # A remark behind a number: 72 (48 + 24); 72 clips, not 73; 72 dollars and 0 cents. But not a doubt: 72 (73), 72 (or 73).
+        rf"(\d%?(?: (?!times|plus|minus)[^\W\d_]{{2}}[^\s\d()]{{0,20}}){{0,5}})(?: \((?!\W?{DOUBT})(?=[^()\n]*"
+        r"(?:[^\W\d_]{2}|\d ?[-+*/×÷=]))[^()\n#\\]*\)?|(?:,|,? and) not [\d.,]*\d| and (?:0+|no|zero) cents)",
+        r"\1 ",
+    ),
 ]
 TIDY = [(re.compile(pattern), replacement) for pattern, replacement in TIDY]
 
@@ -49,23 +56,31 @@ NUMBER = re.compile(  # All that hangs together, readable or not: 1,234.5 and 3 
 )
 PLAIN = re.compile(r"(?:(?:(?!0)\d{1,3}(?:,\d{3}){1,12}|\d{1,40})(?:\.\d{1,40})?|\.\d{1,40})(?:[eE][-+]?\d\d?)?")
 NOT_BEFORE = re.compile(  # What makes a number a part of something else, before it and behind it.
-    r"(?:[\w)}]\s*[+/^×÷·]|[\d)}]\s*\*+|(?:[\d)}]|\b[a-z])\s*-|(?:^|\s)[<>≤≥]=?|√|\\[a-z]+\{?|\bnot|n't)\s*\Z"
+    r"(?i)(?:[\w)}]\s*[+/^×÷·]|[\d)}]\s*\*+|(?:[\d)}]|\b[a-z])\s*-|(?:^|\s)[<>≤≥]=?|√|\\[a-z]+\{?"
+    r"|(?:\bno|not|n't)(?: be)?|\b(?:(?:more|less|fewer) than|at (?:least|most)|over|under))\s*\Z"
 )
-NOT_BEHIND = re.compile(r"\s*(?:[+^×÷·²³⁰¹⁴-⁹]|\*+\s*[\d(]|[/-]\s*[\d(]|and (?:a|one|two|three)\b)|\(\d")
+NOT_BEHIND = re.compile(
+    r"\s*(?:[+^×÷·²³⁰¹⁴-⁹]|\*+\s*[\d(]|[/-]\s*[\d(]|and (?:a|one|two|three)\b)|\(\d|[xyz]\b"
+    r"|(?:\s?% of|(?: \w{1,20})? (?:more|less|fewer) than) ?\d"
+)
 EXPRESSION = re.compile(r"\\|[+^*×÷·√]| [-/] ")
 
 OPENING = r"[^\w.+\\-]{0,10}(?=(?:[-+] ?)?\.?\d)"  # Markup, then a number.
 MARK = re.compile(r"#{4,}|\\(?:boxed|fbox)\s*\{?")
 NOT_HEADING = re.compile(rf"{OPENING}(?!\d+[.)] +\S)|\s*\\")
-NEIGHBOR = re.compile(r"(?:#{4,} ?([^\s#{}]{1,30})|\\(?:boxed|fbox)\s*\{([^{}\n]{1,60})\})[ ${}]*(?:[,;/&]|or|and)?[ ${}]*\Z")
+NEIGHBOR = re.compile(
+    r"(?:#{4,} ?([^\s#{}]{1,30})|\\(?:boxed|fbox)\s*\{([^{}\n]{1,60})\})[ ${}]*(?:[,;/&]|(?:or|and)(?: \w+)?)?[ ${}]*\Z"
+    r"|(\S{1,30})\s+or\s*\Z"
+)
 SAID = re.compile(
-    r"(?im)(?:\bans(?:wers?)?\b[^\n.\d]{0,60}?(?:\b(?:is|are|be|equals)\b|[:=>])|^a:)[^\w.+\\-]{0,10}"
+    r"(?im)(?:\bans(?:wers?)?\b(?:(?!not |n't)[^\n.\d]){0,60}?(?:\b(?:is|are|be|equals)\b|[:=>])|^a:)[^\w.+\\-]{0,10}"
     rf"(?:(?:about|approximately|around|roughly|exactly|only|just|simply|equal to|a total of|either)\b)?{OPENING}(?!1[.)] +\S)"
 )
-CLAUSE_END = re.compile(  # A sentence's end, a reason, a remark in brackets.
-    r"[.!?]\s(?! ?[-+*/^×=])|\b(?:because|since|where|which|if|when|after|so)\b|\((?=[^()]*[^\W\d_]{2})(?!\s?or\b)"
+CLAUSE_END = re.compile(  # A sentence's end, unless the next one takes it back, or a reason.
+    rf"[.!?]\s(?! ?[-+*/^×=]| ?{DOUBT}| ?So\b)|\b(?:because|since|which|if|when|after|so)\b"
 )
 ENUMERATION = re.compile(r"(?:[,;]|\b(?:or|and))\s*\w*\s*\Z")
+DOUBTFUL = {True: rf"\b{DOUBT}|\bSo\b", False: rf"\b(?!or\b){DOUBT}"}  # Behind a mark, or not.
 EXPLAINING = set(re.findall(r"\w+", "of in per for from at by than with every each on as is was out not that"))
 
 
@@ -119,7 +134,7 @@ def marked_answer(text: str) -> str | None:
             continue  # A heading: "#### Step 3: add them up".
         if span.strip():
             neighbor = NEIGHBOR.search(text, max(mark.start() - 90, 0), mark.start())
-            return f"{neighbor[1] or neighbor[2]} or {span}" if neighbor else span
+            return f"{neighbor[neighbor.lastindex]} or {span}" if neighbor else span
     return None
 
 
@@ -143,7 +158,7 @@ def read(span: str) -> Fraction | None:
 
 
 def first_clause(text: str) -> str:
-    """The first part that holds a digit, up to the end of its sentence, an explanation, or a remark in brackets."""
+    """The first part that holds a digit, up to the end of its sentence or an explanation."""
     return next((part for part in CLAUSE_END.split(text) if re.search(r"\d", part)), "")
 
 
@@ -163,10 +178,12 @@ def one_number(text: str, first: bool) -> Fraction | None:
 
 def are_rivals(gap: str, marked: bool) -> bool:
     """Whether two numbers with `gap` between them are two answers: "72 or 73", "72, 73", "5 feet 3", but not "72 of 100"."""
-    words = re.findall(r"[^\W\d_]+", gap.lower())
-    if re.search(r"[.!?]\s|[\n:=→]|\((?!\s?or\b)", gap) or EXPLAINING.intersection(words):
+    words = set(re.findall(r"[^\W\d_]+", gap.lower()))
+    if re.search(DOUBTFUL[marked], gap):
+        return True
+    if re.search(r"[.!?]\s|[\n:=→]", gap) or words & EXPLAINING:
         return False
-    return len(set(words) - {"or", "and"}) <= 2 * marked + 2 * ("or" in words)
+    return len(words - {"or", "and"}) <= 2 * marked + 2 * ("or" in words)
 
 
 def to_fraction(number: re.Match) -> Fraction | None:

@@ -65,3 +65,33 @@ def plot_staleness(table: pd.DataFrame, clip_eps: float = 0.2) -> None:
     _finish(left, right)
 
 
+def plot_decode(table: pd.DataFrame) -> None:
+    """Left: tokens a second at best; a filled mark waits for memory, an open one for arithmetic. Right: writing's share.
+
+    Args:
+        table: rows of `grpo_core.bridge.scale.decode_speed`, of up to three models.
+    """
+    _, (left, right) = plt.subplots(1, 2, figsize=(8.6, 3.2))
+    for (name, rows), (color, style) in zip(table.groupby("name", sort=False), STYLES):
+        busy = rows[rows["limit"] == "arithmetic"]
+        for axes, column in ((left, "tokens_per_second"), (right, "share")):
+            axes.plot(rows["batch"], rows[column], style, color=color, markersize=6, label=name)
+            axes.plot(busy["batch"], busy[column], style[0], color=color, markerfacecolor="white", markersize=6)
+    left.set(title="tokens a second, at best", yscale="log", xlabel="completions at a time")
+    right.set(title="share of an iteration that writing takes", ylim=(0, 1), xlabel="completions at a time")
+    for axes in (left, right):
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:g}")
+    left.plot([], [], "o", color="black", label="waits for memory")
+    left.plot([], [], "o", color="black", markerfacecolor="white", label="for arithmetic")
+    left.legend(frameon=False, fontsize=8)
+    _finish(left, right)
+
+
+def _finish(*axes) -> None:
+    for each in axes:
+        each.spines[["top", "right"]].set_visible(False)
+        if each.get_xscale() == "linear":
+            each.locator_params(axis="x", integer=True)
+    plt.tight_layout()
+    plt.show()

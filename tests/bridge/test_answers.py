@@ -40,6 +40,8 @@ TABLE = {  # Completion, true answer, right or wrong.
         ("#### 72. Check: 70 = 72 - 2", "72", True),
         ("#### x = 72 clips", "72", True),
         ("#### => 72", "72", True),
+        ("#### No. 12", "12", True),
+        ("#### 12\n#### 12", "12", True),
     ],
     "boxes": [
         (r"So the answer is $\boxed{72}$.", "72", True),
@@ -98,6 +100,7 @@ TABLE = {  # Completion, true answer, right or wrong.
         ("#### nan", "0", False),
         ("#### " + "9" * 100_000, "9", False),
         ("#### 1e999999999", "1", False),
+        ("#### 5 and 1/2", "5.5", True),
     ],
     "signs": [
         ("#### -5", "-5", True),
@@ -130,6 +133,7 @@ TABLE = {  # Completion, true answer, right or wrong.
         ("#### 5pm", "5", True),
         ("#### 72nd", "72", True),
         ("#### 6 hours = 360 minutes", "360", True),
+        ("#### 18 dollars and 0 cents", "18", True),
     ],
     "said in words": [
         ("The answer is 72.", "72", True),
@@ -149,6 +153,14 @@ TABLE = {  # Completion, true answer, right or wrong.
         ("Answer: 1. She has 24.\n2. She gets 48.\nThat makes 72.", "72", True),
         ("Answer: 24 + 48", "48", False),
         ("The answer is seventy-two", "72", False),
+        ("Not 72 but 73", "73", True),
+        ("There are 18 dollars, not 20.", "18", True),
+        ("So he pays 72 and not 73.", "72", True),
+        ("The answer is 20% of 50, which is 10.", "20", False),
+        ("The answer is 18 dollars more than 36 dollars, or 54 dollars.", "18", False),
+        ("She made 18 dollars more than last week.", "18", True),
+        ("Answer: 48 clips in April. So 72.", "48", False),
+        ("The answer is 18. So she earns 18 dollars in 2 days.", "18", True),
     ],
     "no mark: the last number": [
         ("72", "72", True),
@@ -164,6 +176,9 @@ TABLE = {  # Completion, true answer, right or wrong.
         ("\x00\ud800 72", "72", True),
         ("７２", "72", True),
         ("#### ٧٢", "72", True),
+        ("Total: 72 (48 + 24)", "72", True),
+        ("4 + 4 = 8 apples (that is 2 more than before).", "8", True),
+        ("24 is a third of 3 times (24 + 48)", "3", False),
     ],
     "hedges": [
         *(
@@ -189,6 +204,26 @@ TABLE = {  # Completion, true answer, right or wrong.
         ("#### 72 out of 100", "100", False),
         ("#### 72 (that is 3 boxes of 24)", "72", True),
         ("#### 72 (3 × 24)", "72", True),
+        ("The answer is 72. Or 73.", "72", False),
+        ("#### 72! Or 73", "72", False),
+        ("#### 72 (maybe 73)", "72", False),
+        ("#### 72 (alternatively 73)", "72", False),
+        ("#### 72 (73)", "72", False),
+        ("72\nor\n#### 73", "73", False),
+        ("It is 72 or maybe it is 73.", "73", False),
+        (r"\boxed{18}\text{ and also }\boxed{19}", "19", False),
+        ("#### 72 where 73 is also possible", "72", False),
+        ("It's 72 but could be 73", "73", False),
+    ],
+    "denied or bounded": [
+        ("#### NOT 72", "72", False),
+        ("#### no 72", "72", False),
+        ("#### more than 72", "72", False),
+        ("#### less than 72", "72", False),
+        ("The answer is at least 18", "18", False),
+        ("The answer is more than 72", "72", False),
+        ("It can't be 72.", "72", False),
+        ("The answer cannot be 72", "72", False),
     ],
     "no single number": [
         ("#### 5:30", "5", False),
@@ -196,6 +231,7 @@ TABLE = {  # Completion, true answer, right or wrong.
         ("#### 12/25/2024", "2024", False),
         ("#### 2024-01-05", "2024", False),
         ("#### x > 72", "72", False),
+        (r"\boxed{2x}", "2", False),
     ],
     "expressions, by math-verify": [
         (r"\boxed{6^2 \cdot 2}", "72", True),
@@ -268,12 +304,15 @@ OTHERWISE = {  # What math-verify reads in another way, and we on purpose in our
     *(r"#### \sqrt{5184}", "#### 6 x 12", r"\boxed{71} but then #### 72", "#### x -5", "#### 72. Check: 70 = 72 - 2"),
     r"\boxed{\text{There are } 72 \text{ clips in } 3 \text{ boxes}}",
     "Answer: 1. She has 24.\n2. She gets 48.\nThat makes 72.",
+    *("#### 5 and 1/2", "There are 18 dollars, not 20.", "So he pays 72 and not 73.", "Answer: 48 clips in April. So 72."),
+    *("The answer is 20% of 50, which is 10.", "The answer is 18 dollars more than 36 dollars, or 54 dollars."),
+    *("Total: 72 (48 + 24)", "4 + 4 = 8 apples (that is 2 more than before)."),
 }
 TOO_LARGE = {"#### " + "9" * 100_000, r"\boxed{9^{9^{9}}}"}  # It would take seconds.
 
 
 def test_math_verify_agrees():
-    """An oracle by others. It knows no "####", and pays for one of several answers, so hedges are left out."""
+    """An oracle by others. It knows no "####", and pays for one of several answers, so hedges and denials are left out."""
     parse, verify = (getattr(pytest.importorskip("math_verify"), name) for name in ("parse", "verify"))
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
 
@@ -281,7 +320,8 @@ def test_math_verify_agrees():
         last = answer.rpartition("####")[2].strip()
         return verify(parse(f"${last}$"), parse(completion.replace("####", "The final answer is ")))
 
-    rows = [row for group, rows in TABLE.items() if group not in ("hedges", "no single number") for row in rows]
+    left_out = {"hedges", "denied or bounded", "no single number"}
+    rows = [row for group, rows in TABLE.items() if group not in left_out for row in rows]
     rows = [row for row in rows if row[0] not in OTHERWISE | TOO_LARGE]
     assert len(rows) > 100
     assert [row for row in rows if paid(*row[:2]) != row[2]] == []
