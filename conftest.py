@@ -18,11 +18,12 @@ collect_ignore = ["notebooks/build.py"]  # A script without doctests, and others
 if find_spec("transformers") is None:  # An extra: pip install -e ".[real]"
     collect_ignore_glob = ["grpo_core/bridge/*", "grpo_core/studies/*real*", "grpo_core/studies/*trl*", "notebooks/09*"]
 
-MEMORY = new_code_cell("""
+MOST = {"09_real_models.ipynb": 1200}  # MB; TRL and what it imports take half of that.
+MEMORY = """
 import psutil
 memory = psutil.Process().memory_info().rss / 2**20
-assert memory < 600, f"the kernel has {memory:.0f} MB"
-""")
+assert memory < {most}, f"the kernel has {{memory:.0f}} MB"
+"""
 
 
 def pytest_configure(config):
@@ -58,7 +59,7 @@ def _again(notebook, cells):
         return [cell for cell in cells if tag not in cell.cell.metadata.get("tags", [])]
 
     return [
-        item("memory", len(cells), MEMORY, {}),
+        item("memory", len(cells), new_code_cell(MEMORY.format(most=MOST.get(notebook.path.name, 600))), {}),
         *(item(f"{cell.name}, again", cell.cell_num, cell.cell, cell.options) for cell in without("slow")),
         *(
             item(f"{cell.name}, backward", cell.cell_num, cell.cell, cell.options)

@@ -272,6 +272,18 @@ MUTATIONS = {
         "return token_ids == filling(eos_id)",
         "bridge/test_causal_lm.py::test_greedy_completions_are_those_of_transformers",
     ),
+    "a verifier that TRL calls without the end of the text": (
+        "bridge/trl_run.py",
+        "task.verify(task.decode(ids), truth)",
+        "task.verify(task.tokenizer.decode(ids, skip_special_tokens=True), truth)",
+        "bridge/test_trl_real.py::test_prompts_and_rewards_are_those_of_the_task",
+    ),
+    "TRL's correction of the KL, which the paper does not have": (
+        "bridge/trl_run.py",
+        '"use_bias_correction_kl": False',
+        '"use_bias_correction_kl": True',
+        "bridge/test_trl_real.py::test_weights_after_a_step_are_those_of_trls_trainer[Llama, two steps, clip-higher]",
+    ),
 }
 if find_spec("transformers") is None:  # An extra: pip install -e ".[real]"
     MUTATIONS = {name: row for name, row in MUTATIONS.items() if not row[3].startswith("bridge/")}

@@ -61,7 +61,7 @@ def plot_staleness(table: pd.DataFrame, clip_eps: float = 0.2) -> None:
     for border, label in ((1 + clip_eps, "the clip's borders"), (1 - clip_eps, None)):
         right.axhline(border, color="black", linestyle="--", linewidth=0.8, label=label)
     right.set(title="ratio of a token, 1 % to 99 %", xlabel="iterations since it was sampled")
-    right.legend(frameon=False, fontsize=9)
+    right.legend(fontsize=9)
     _finish(left, right)
 
 
