@@ -63,7 +63,8 @@ class MemoryExplorer(Panel):
                     cells = [gigabytes(value) for value in [*frame["GB"], peak(frame)]]
                     rows.append([model, trained, method, *cells, str(gpus_needed(peak(frame)))])
         header = ["model", "trained", "method", *NAMES.values(), "peak", "80 GB GPUs"]
-        return f"<p>Gigabytes, with {self.rows.value} rows of 1000 tokens at a time.</p>" + table_html(header, rows)
+        note = f"<p>Gigabytes, with {self.rows.value} rows of 1000 tokens at a time.</p>"
+        return self._picture() + note + table_html(header, rows)
 
     def _story(self) -> str:
         frame = self.frame()
