@@ -143,7 +143,7 @@ class AnswerLab(Panel):
         self.example = W.Dropdown(options=[(name, i) for i, name in enumerate(names)], description="example")
         self.completion = W.Textarea(description="completion", layout=W.Layout(width="420px", height="70px"))
         self.answer = W.Text(description="true answer")
-        self.truth = W.ToggleButtons(options=TRUTHS, description="it is", style={"button_width": "70px"})
+        self.truth = W.ToggleButtons(options=TRUTHS, description="it is", style={"button_width": "90px"})
         self._fill()
         self._filling = False
         self.example.observe(self._chosen, "value")

@@ -38,7 +38,7 @@ class MemoryExplorer(Panel):
     def __init__(self):
         self.model = W.Dropdown(options=list(MODELS), value="Qwen2.5-7B", description="model")
         self.trained = W.ToggleButtons(options=list(TRAINED), description="trained", style={"button_width": "120px"})
-        self.method = W.Dropdown(options=list(METHODS), description="method")
+        self.method = W.Dropdown(options=list(METHODS), description="method", layout=W.Layout(width="330px"))
         self.rows = W.SelectionSlider(options=ROWS, value=8, description="rows")
         for control in (self.model, self.trained, self.method, self.rows):
             control.observe(self.refresh, "value")
