@@ -74,11 +74,12 @@ def add_up_numbers(numbers: dict[str, float]) -> dict[str, float]:
 
 
 def add_up_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Replace each gradient by its sum over processes; the transfers run side by side."""
+    """Replace each gradient by its sum over processes."""
     if count() > 1:
         with peers():
-            for transfer in [dist.all_reduce(p.grad, async_op=True) for p in parameters if p.grad is not None]:
-                transfer.wait()
+            for parameter in parameters:
+                if parameter.grad is not None:
+                    dist.all_reduce(parameter.grad)
 
 
 def device() -> str:

@@ -232,8 +232,8 @@ MUTATIONS = {
     ),
     "a gradient norm that is clipped on each process": (
         "processes.py",
-        "[dist.all_reduce(p.grad, async_op=True) for p in parameters if p.grad is not None]",
-        "[]",
+        "dist.all_reduce(parameter.grad)",
+        "pass",
         "test_processes.py::test_several_processes_take_the_step_of_one[2]",
     ),
     "processes that all sample with the same noise": (
